@@ -1,0 +1,44 @@
+"""Things found by name with free-form arguments: whether the name exists and the arguments fit, before anything is made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from train.config import Problem, unknown_argument
+
+
+def check_name(name: str, known: Iterable[str], kind: str) -> list[Problem]:
+    """One problem when there is no such name."""
+    known = sorted(known)
+    if name in known:
+        return []
+    near = get_close_matches(name.lower(), (folded := {known_name.lower(): known_name for known_name in known}), n=1)
+    question = f"; did you mean {folded[near[0]]}?" if near else ""
+    listed = ", ".join(known) if len(known) <= 40 else f"{', '.join(known[:6])} ... {len(known)} in all"
+    return [Problem("name", f"there is no {kind} {name}{question} (known: {listed})")]
+
+
+def check_arguments(
+    section: str, call: Callable[..., Any], arguments: Mapping[str, Any], given: Iterable[str] = ()
+) -> list[Problem]:
+    """What is wrong with `call(..., **arguments)` when the trainer gives the arguments `given` itself."""
+    parameters = dict(inspect.signature(call).parameters)
+    open_ended = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
+    named = {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name not in given
+    }
+    problems = []
+    for name in arguments:
+        if name in given:
+            problems.append(Problem(name, "is set by the trainer and cannot be given here"))
+        elif name not in named and not open_ended:
+            problems.append(unknown_argument(section, name, sorted(named)))
+    for name, parameter in named.items():
+        if parameter.default is inspect.Parameter.empty and name not in arguments:
+            problems.append(Problem(name, "is needed"))
+    return problems

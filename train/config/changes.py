@@ -1,0 +1,51 @@
+"""What differs between two configurations, and which differences a resume accepts."""
+
+from typing import Any, NamedTuple
+
+from train.config.schema import Config, Effect, effect, flatten
+
+# What a change of a key, or of a section, would change in steps that are still to come.
+CONSEQUENCES = {
+    "run.seed": "the order of the samples and all random numbers",
+    "run.determinism": "the kernels, and with them the rounding of every sum",
+    "run.threads": "the order in which sums are added on the CPU",
+    "data": "which samples are read, or their order",
+    "data.image": "what the model is shown",
+    "data.transforms": "what the model is shown",
+    "task": "what is learned",
+    "model": "the weights, which the saved ones would not fit",
+    "batch.size": "which samples a step has, so that the saved position means another step",
+    "batch.lanes": "the random numbers of each sample and the order in which gradients are added",
+    "optimizer": "the updates of the weights",
+    "schedule": "the learning rate",
+    "ema": "the averaged weights",
+}
+
+
+class Difference(NamedTuple):
+    """A key with its two values as JSON has them; None also where an argument is not given."""
+
+    key: str
+    old: Any
+    new: Any
+    effect: Effect
+
+
+def differences(old: Config, new: Config) -> list[Difference]:
+    before, after = flatten(old), flatten(new)
+    changed = [key for key in before | after if (key in before, before.get(key)) != (key in after, after.get(key))]
+    return [Difference(key, before.get(key), after.get(key), effect(key) or Effect.NUMBERS) for key in changed]
+
+
+def verdict(difference: Difference, new: Config) -> str | None:
+    """None when a resume under `new` may go on with the difference, else the reason it may not."""
+    key = difference.key
+    sections = [key[:end] for end, sign in enumerate(key) if sign == "."]
+    if not {key, *sections}.isdisjoint(new.run.allow_changes):
+        return None
+    if difference.effect == Effect.NUMBERS:
+        known = next(name for name in (key, *reversed(sections)) if name in CONSEQUENCES)
+        return f"it changes {CONSEQUENCES[known]}"
+    if key in ("steps", "epochs") and new.schedule.depends_on_length:
+        return f"schedule {new.schedule.name} would have given the steps already done another learning rate"
+    return None

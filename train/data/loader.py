@@ -1,0 +1,137 @@
+"""Micro-batches for one process: records in their planned order, decoded in worker processes, handed over in that same order."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from train.data.plan import Records
+from train.data.source import Source
+from train.errors import RunError
+
+
+class Decoder(Protocol):
+    """Turns one row into one sample; ValueError says what is wrong with the row."""
+
+    def __call__(self, row: dict[str, Any], epoch: int, key: int) -> dict[str, Tensor]: ...
+
+
+class BadSample(NamedTuple):
+    """A sample that could not be decoded."""
+
+    key: int
+    where: str
+    reason: str
+    trace: str
+
+
+class BadSampleError(RunError):
+    def __init__(self, bad: BadSample) -> None:
+        super().__init__(
+            f"{bad.where}: {bad.reason}\nMend or remove the sample, or set data.on_error=skip to go on without such samples."
+        )
+        self.trace = bad.trace
+
+
+@dataclass
+class Batch:
+    """A decoded micro-batch: the samples' fields stacked along dimension 0, the keys of those samples, and the bad ones."""
+
+    fields: dict[str, Tensor]
+    keys: list[int]
+    bad: list[BadSample] = field(default_factory=list)
+    failure: str | None = None
+
+    def to(self, device: torch.device) -> Batch:
+        fields = {name: value.to(device, non_blocking=True) for name, value in self.fields.items()}
+        return Batch(fields, self.keys, self.bad, self.failure)
+
+    def pin_memory(self) -> Batch:
+        return Batch({name: value.pin_memory() for name, value in self.fields.items()}, self.keys, self.bad, self.failure)
+
+
+class Decoding(Dataset[Batch]):
+    """What a worker does with the records of a micro-batch."""
+
+    def __init__(self, source: Source, decoder: Decoder) -> None:
+        self.source = source
+        self.decoder = decoder
+
+    def __getitem__(self, records: Records) -> Batch:
+        try:
+            table = records.rows if records.rows is not None else self.source.take(records.keys)
+        except RunError as error:
+            return Batch({}, [], failure=str(error))
+        samples, good, bad = [], [], []
+        for row, epoch, key in zip(table.to_pylist(), records.epochs.tolist(), records.keys.tolist(), strict=True):
+            try:
+                samples.append(self.decoder(row, epoch, key))
+                good.append(key)
+            except ValueError as error:
+                bad.append(BadSample(key, self.source.where(key), str(error), ""))
+            except Exception as error:  # a fork's transform may raise anything
+                reason = f"{type(error).__name__}: {error}"
+                bad.append(BadSample(key, self.source.where(key), reason, traceback.format_exc()))
+        try:
+            fields = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]} if samples else {}
+        except RuntimeError:
+            return Batch({}, good, bad, self._uneven(samples, good))
+        return Batch(fields, good, bad)
+
+    def _uneven(self, samples: Sequence[dict[str, Tensor]], keys: Sequence[int]) -> str:
+        for name, first in samples[0].items():
+            for key, sample in zip(keys, samples, strict=True):
+                if sample[name].shape != first.shape:
+                    return (
+                        f"{self.source.where(key)} is of size {tuple(sample[name].shape)} and {self.source.where(keys[0])} of "
+                        f"{tuple(first.shape)}: samples of a batch must have one size; add Resize and CenterCrop or RandomCrop "
+                        "to data.transforms.train and data.transforms.validation"
+                    )
+        return "samples of a batch differ in their type"
+
+
+class _Plan(Iterable[Records]):
+    """A plan as DataLoader wants its sampler: something to iterate over anew each time."""
+
+    def __init__(self, start: Callable[[], Iterator[Records]]) -> None:
+        self.start = start
+
+    def __iter__(self) -> Iterator[Records]:
+        return self.start()
+
+
+def load(
+    source: Source,
+    decoder: Decoder,
+    plan: Callable[[], Iterator[Records]],
+    *,
+    workers: int,
+    prefetch: int,
+    pin_memory: bool,
+    persistent: bool = False,
+) -> DataLoader[Batch]:
+    """The micro-batches of a plan, the same ones in the same order for any number of workers."""
+    return DataLoader(
+        Decoding(source, decoder),
+        sampler=_Plan(plan),
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=prefetch if workers else None,
+        persistent_workers=persistent and workers > 0,
+        pin_memory=pin_memory,
+        worker_init_fn=_ignore_signals,
+        generator=torch.Generator(),  # DataLoader draws from it; the lanes' generators stay out of it
+    )
+
+
+def _ignore_signals(worker: int) -> None:
+    """A signal to the process group must not take the workers from under a trainer that is about to save."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,36 @@
+"""What makes kernels give the same bits each time, and what makes them fast."""
+
+from __future__ import annotations
+
+import os
+
+from train import config
+from train.errors import UsageError
+
+_WORKSPACES = (":4096:8", ":16:8")  # the two that cuBLAS documents as deterministic
+
+
+def prepare_environment(run: config.Run) -> None:
+    """Set what must stand in the environment before CUDA starts; called before torch is used."""
+    if run.determinism == "strict":
+        found = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _WORKSPACES[0])
+        if found not in _WORKSPACES:
+            raise UsageError(
+                f"CUBLAS_WORKSPACE_CONFIG={found} in the environment makes cuBLAS give other bits from run to run; "
+                f"unset it, set it to {' or '.join(_WORKSPACES)}, or give run.determinism=fast"
+            )
+
+
+def apply(run: config.Run, processes: int) -> int:
+    """Fix (strict) or free (fast) the kernels of this process and set its CPU threads, whose number is returned."""
+    import torch
+
+    strict = run.determinism == "strict"
+    torch.use_deterministic_algorithms(strict)
+    torch.backends.cudnn.benchmark = not strict
+    threads = run.threads
+    if threads == "auto":
+        # The number of threads is part of how a CPU kernel brackets its sums, so that strict cannot leave it to the machine.
+        threads = 1 if strict else max(1, len(os.sched_getaffinity(0)) // processes)
+    torch.set_num_threads(threads)
+    return threads

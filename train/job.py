@@ -1,0 +1,152 @@
+"""Everything that a configuration stands for, opened and built but not yet started: data, model, lanes, lengths."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate import Accelerator
+from torch import nn
+
+from train import determinism, models
+from train.config import Config, Every, lanes_problem
+from train.data.loader import BadSampleError, Batch, Decoding
+from train.data.plan import epoch_length, first_records
+from train.data.source import Source, Sources, open_data
+from train.errors import RunError, UsageError
+from train.parallel.lanes import Lanes
+from train.parallel.processes import Processes
+from train.seeds import seed_generators
+from train.tasks.image_classification import ImageClassification
+
+
+@dataclass
+class Job:
+    """What a run consists of. `total_steps` and `warmup_steps` are in steps, `workers` and `threads` a process."""
+
+    config: Config
+    accelerator: Accelerator
+    processes: Processes
+    sources: Sources
+    task: ImageClassification
+    lanes: Lanes
+    model: nn.Module
+    total_steps: int
+    warmup_steps: int
+    threads: int
+    workers: int
+    blank: Batch  # of a micro-batch's shape, for a lane whose samples are all left out
+
+    @property
+    def epoch_length(self) -> int | None:
+        """Samples of an epoch, None while a stream has not told."""
+        return epoch_length(self.sources.train)
+
+    @property
+    def micro_batch(self) -> int:
+        return self.config.batch.size // self.lanes.count
+
+    def data_identity(self) -> dict[str, Any]:
+        """What must be the same for a position to name the same sample."""
+        return {"files": list(self.sources.train.files), "classes": list(self.sources.classes)}
+
+    def describe(self) -> list[str]:
+        """The decisions, a line each."""
+        batch, length = self.config.batch.size, self.epoch_length
+        epochs = f"{self.total_steps * batch / length:.4g} epochs of {length:,} samples" if length else "epochs of unknown length"
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        mode = "one process" if self.processes.count == 1 else f"{self.processes.count} processes, DistributedDataParallel"
+        return [
+            *(f"data: {note}" for note in self.sources.notes),
+            f"model: {self.config.model.name}, {parameters:,} parameters",
+            f"mode: {mode} on {self.accelerator.device.type}, precision {self.accelerator.mixed_precision}, "
+            f"{self.config.run.determinism}, {_counted(self.threads, 'CPU thread')} and "
+            f"{_counted(self.workers, 'data worker')} a process",
+            f"batch: {batch} samples a step = {_counted(self.lanes.count, 'lane')} x {self.micro_batch}, "
+            f"{_counted(len(self.lanes.local), 'lane')} a process",
+            f"length: {self.total_steps:,} steps, {epochs}",
+        ]
+
+
+def prepare(
+    config: Config, accelerator: Accelerator, processes: Processes, say: Callable[[str], None], *, saved: dict[str, Any] | None
+) -> Job:
+    """Open and build what `config` names; `saved` is the state of the checkpoint that the run goes on from."""
+    threads = determinism.apply(config.run, processes.count)
+    lanes = _lanes(config, processes, saved)
+    sources = open_data(config.data, say)
+    if saved and saved["sizes"]:
+        sources.train.sizes[:] = saved["sizes"]
+    if config.epochs is not None and epoch_length(sources.train) is None:
+        say("counting the records of an epoch, which this format does not tell ...")
+        sources.train.count()
+    task = ImageClassification(config.data, sources.labels, accelerator.device)
+    seed_generators(config.run.seed)
+    model = models.build(config.model, classes=len(sources.classes), channels=task.channels)
+    length, batch = epoch_length(sources.train), config.batch.size
+    total = config.steps or math.ceil((config.epochs or 0) * (length or 0) / batch)
+    return Job(
+        config=config,
+        accelerator=accelerator,
+        processes=processes,
+        sources=sources,
+        task=task,
+        lanes=lanes,
+        model=model,
+        total_steps=total,
+        warmup_steps=_steps(config.schedule.warmup, length, batch),
+        threads=threads,
+        workers=_workers(config, processes),
+        blank=_blank(sources.train, task, config, model, lanes),
+    )
+
+
+def _blank(source: Source, task: ImageClassification, config: Config, model: nn.Module, lanes: Lanes) -> Batch:
+    """The first sample that can be read, as often as a micro-batch has samples; the model is tried on it."""
+    decoding = Decoding(source, task.decoder(config.run.seed, training=True))
+    for records in first_records(source, 64):
+        batch = decoding[records]
+        if batch.failure:
+            raise RunError(batch.failure)
+        if batch.bad and config.data.on_error == "stop":
+            raise BadSampleError(batch.bad[0])
+        if batch.keys:
+            break
+    else:
+        raise RunError(f"none of the first 64 samples can be read; the last: {batch.bad[0].where}: {batch.bad[0].reason}")
+    task.fits(model, batch, config.model.name)
+    repeated = {
+        name: value.repeat(config.batch.size // lanes.count, *([1] * (value.dim() - 1))) for name, value in batch.fields.items()
+    }
+    return Batch(repeated, [])
+
+
+def _lanes(config: Config, processes: Processes, saved: dict[str, Any] | None) -> Lanes:
+    count = config.batch.lanes
+    if count == "auto":
+        count = saved["lanes"] if saved else processes.count
+        if problem := lanes_problem(config.batch.size, count):
+            raise UsageError(f"batch.lanes: auto means one lane a process, but {problem}")
+    return Lanes(count, processes.rank, processes.count)
+
+
+def _workers(config: Config, processes: Processes) -> int:
+    if config.data.workers != "auto":
+        return config.data.workers
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", processes.count))
+    return max(1, min(8, len(os.sched_getaffinity(0)) // local))
+
+
+def _steps(every: Every, length: int | None, batch: int) -> int:
+    if every.unit == "steps":
+        return every.count
+    if length is None:
+        raise UsageError(f"schedule.warmup: {every} needs data whose length is known; give it in steps")
+    return math.ceil(every.count * length / batch)
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"

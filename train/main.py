@@ -1,0 +1,75 @@
+"""The launched script: `accelerate launch train/main.py [CONFIG.yaml ...] [key=value ...]`."""
+
+import os
+import sys
+
+_here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pathlib would be imported from the wrong folder
+# A script's folder comes first on the path, where train/data would hide other packages and a fork's random.py the library.
+sys.path[:] = [os.path.dirname(_here), *(folder for folder in sys.path if os.path.realpath(folder or ".") != _here)]  # noqa: PTH120
+
+from pathlib import Path  # noqa: E402
+
+import click  # noqa: E402
+
+from train.errors import STOPPED_EXIT_CODE, LockstepError, UsageError  # noqa: E402
+
+DEFAULT = Path(_here).parent / "configs" / "digits.yaml"
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("settings", nargs=-1, metavar="[CONFIG.yaml ...] [key=value ...]")
+@click.option("--dry-run", is_flag=True, help="Print the resolved config and the plan, and stop.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(settings: tuple[str, ...], dry_run: bool, debug: bool) -> None:
+    """Train what the CONFIG files say, each over the one before, with key=value settings over all of them.
+
+    Without a CONFIG it trains the digits that come with the project. The same command again goes on where the run was
+    stopped, from outputs/NAME-HASH, on any number of processes.
+
+    \b
+    accelerate launch train/main.py
+    accelerate launch train/main.py configs/mnist.yaml optimizer.lr=0.1 epochs=2
+    accelerate launch --multi_gpu --num_processes 2 train/main.py configs/cifar10.yaml
+
+    Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 stopped by a signal after a save.
+    """
+    files = [Path(setting) for setting in settings if "=" not in setting]
+    overrides = [setting for setting in settings if "=" in setting]
+    try:
+        from train.run import load_config, run
+
+        status = run(load_config(files or [DEFAULT], overrides), dry_run=dry_run)
+    except Exception as error:
+        _leave(_tell(error, debug))
+    _leave(0 if status == "finished" else STOPPED_EXIT_CODE)
+
+
+def _tell(error: Exception, debug: bool) -> int:
+    """Say what went wrong, once where all processes know it, and give the exit code."""
+    import traceback
+
+    rank = os.environ.get("RANK")
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if isinstance(error, LockstepError):
+        text = str(error)
+        silent = rank not in (None, "0") and (error.everywhere or isinstance(error, UsageError))
+    else:
+        text = f"{type(error).__name__}: {error}\n(unexpected; --debug shows where)"
+        silent = False
+    if not silent:
+        where = f"[process {rank}] " if processes > 1 else ""
+        if debug:
+            traceback.print_exception(error)
+        print(f"{where}error: {text}", file=sys.stderr, flush=True)
+    return error.exit_code if isinstance(error, LockstepError) else 1
+
+
+def _leave(code: int) -> None:
+    """End at once: threads that read ahead and collectives that wait for a failed process must not keep this one."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Models by name. A name is one of
+
+    NAME                 a file of this folder, train/models/NAME.py: its function or class `model`
+    torchvision/NAME     any classifier of torchvision.models
+    package.module:NAME  anything importable that makes a torch.nn.Module
+
+To add a family, add a file. `model` takes `classes` and `channels`, which the data give, and arguments of its own, which
+the config's `model` section gives.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from train import config
+from train.arguments import check_arguments, check_name
+from train.config import Problem
+from train.errors import UsageError
+
+_GIVEN = ("classes", "channels", "num_classes")  # by the data
+
+
+def own_names() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(__path__)]
+
+
+def check(section: Mapping[str, Any]) -> list[Problem]:
+    """What is wrong with the model's name and arguments."""
+    arguments = {key: value for key, value in section.items() if key != "name"}
+    try:
+        make = _find(section["name"])
+    except LookupError as error:
+        return [Problem("name", str(error))]
+    return check_arguments("model", make, arguments, given=_GIVEN)
+
+
+def build(section: config.Model, *, classes: int, channels: int) -> nn.Module:
+    """The named model for data of so many classes and colour channels, with fresh weights."""
+    make = _find(section.name)
+    offered = {"classes": classes, "channels": channels, "num_classes": classes}
+    parameters = inspect.signature(make).parameters
+    if section.name.startswith("torchvision/"):
+        offered = {"num_classes": classes}
+        if channels != 3:
+            raise UsageError(f"model.name: {section.name} looks at colour pictures; set data.image.mode to RGB")
+    else:
+        offered = {name: value for name, value in offered.items() if name in parameters}
+    try:
+        return make(**offered, **section.arguments)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"model: {section.name} cannot be built with {section.arguments or 'its defaults'}: {error}") from error
+
+
+def _find(name: str) -> Callable[..., nn.Module]:
+    """What makes the model; LookupError says why there is none."""
+    if ":" in name:
+        module_name, _, attribute = name.partition(":")
+        try:
+            made = getattr(importlib.import_module(module_name), attribute)
+        except (ImportError, AttributeError) as error:
+            raise LookupError(f"{name} cannot be imported: {error}") from error
+        return made  # type: ignore[no-any-return]
+    if name.startswith("torchvision/"):
+        from torchvision import models
+
+        known = [f"torchvision/{found}" for found in models.list_models(module=models)]
+        if problems := check_name(name, known, "model"):
+            raise LookupError(problems[0].message)
+        return models.get_model_builder(name.removeprefix("torchvision/"))  # type: ignore[no-any-return]
+    if problems := check_name(name, own_names(), "model"):
+        known_text = ", ".join(own_names())
+        raise LookupError(
+            f"{problems[0].message.split(' (known')[0]} (known: {known_text}; also torchvision/NAME and package.module:NAME)"
+        )
+    return importlib.import_module(f"{__name__}.{name}").model  # type: ignore[no-any-return]

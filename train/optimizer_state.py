@@ -1,0 +1,138 @@
+"""An optimizer's state as named tensors and JSON, so that it loads to the same bits and without a pickle."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from train.errors import RunError
+from train.weights import cpu_copy
+
+
+def optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The optimizer's tensors (CPU copies, such as `conv1.weight.exp_avg`) and the rest as JSON values.
+
+    `model` is the unwrapped model: its parameter names are the keys.
+    """
+    state = optimizer.state_dict()
+    groups = _group_names(model, optimizer)
+    names = {
+        number: name
+        for group, in_group in zip(state["param_groups"], groups, strict=True)
+        for number, name in zip(group["params"], in_group, strict=True)
+    }
+    tensors: dict[str, Tensor] = {}
+    packed = {
+        "state": {
+            names[number]: {key: _pack(value, f"{names[number]}.{key}", tensors) for key, value in values.items()}
+            for number, values in state["state"].items()
+        },
+        "groups": [
+            {
+                "params": groups[index],
+                "options": {
+                    key: _pack(value, f"groups.{index}.{key}", tensors) for key, value in group.items() if key != "params"
+                },
+            }
+            for index, group in enumerate(state["param_groups"])
+        ],
+    }
+    return tensors, packed
+
+
+def load_optimizer_state(
+    model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor], packed: Mapping[str, Any]
+) -> None:
+    """Put back what `optimizer_state` gave. Raises RunError when the groups hold other parameters now."""
+    groups = _group_names(model, optimizer)
+    _check_groups([group["params"] for group in packed["groups"]], groups)
+    # `load_state_dict` knows parameters by their place in the optimizer as it is now.
+    numbers = {name: number for number, name in enumerate(name for group in groups for name in group)}
+    state = {name: {key: _unpack(value, tensors) for key, value in values.items()} for name, values in packed["state"].items()}
+    param_groups = [
+        {
+            **{key: _on_device_of(now.get(key), _unpack(value, tensors)) for key, value in saved["options"].items()},
+            "params": [numbers[name] for name in names],
+        }
+        for now, saved, names in zip(optimizer.param_groups, packed["groups"], groups, strict=True)
+    ]
+    optimizer.load_state_dict({"state": {numbers[name]: values for name, values in state.items()}, "param_groups": param_groups})
+    # It chooses the right device for each tensor, but rounds it to the parameter's dtype (a float32 running product
+    # to bfloat16) and forgets the memory layout, which kernels' bits depend on: put both back.
+    parameters = dict(model.named_parameters())
+    for name, values in state.items():
+        parameter = parameters[name]
+        optimizer.state[parameter] = _exact(values, optimizer.state[parameter], parameter)
+
+
+def _group_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _check_groups(saved: list[list[str]], now: list[list[str]]) -> None:
+    if len(saved) != len(now):
+        raise RunError(
+            f"The checkpoint's optimizer has {len(saved)} parameter groups, this run's has {len(now)}. "
+            "Use the optimizer's options of the run that saved it."
+        )
+    lines = [
+        f"  group {index}: {kind}: {', '.join(sorted(names)[:8])}{' ...' if len(names) > 8 else ''}"
+        for index, (then, here) in enumerate(zip(saved, now, strict=True))
+        for kind, names in (
+            ("only in the checkpoint", set(then) - set(here)),
+            ("only in this run", set(here) - set(then)),
+        )
+        if names
+    ]
+    if lines:
+        raise RunError(
+            "The checkpoint's optimizer holds other parameters than this run's:\n"
+            + "\n".join(lines)
+            + "\nUse the model and the optimizer's options of the run that saved it."
+        )
+
+
+def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """JSON for one value, with each tensor put into `tensors` and named in its place."""
+    if isinstance(value, Tensor):
+        tensors[name] = cpu_copy(value)
+        return {"tensor": name}
+    if isinstance(value, dict):
+        return {"dict": [[key, _pack(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
+    if isinstance(value, list | tuple):
+        items = [_pack(item, f"{name}.{index}", tensors) for index, item in enumerate(value)]
+        return {"tuple": items} if isinstance(value, tuple) else items
+    return value
+
+
+def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    match value:
+        case {"tensor": str(name)}:
+            return tensors[name]
+        case {"dict": list(items)}:
+            return {key: _unpack(item, tensors) for key, item in items}
+        case {"tuple": list(items)}:
+            return tuple(_unpack(item, tensors) for item in items)
+        case list(items):
+            return [_unpack(item, tensors) for item in items]
+        case _:
+            return value
+
+
+def _on_device_of(now: Any, saved: Any) -> Any:
+    return saved.to(now.device) if isinstance(saved, Tensor) and isinstance(now, Tensor) else saved
+
+
+def _exact(saved: Any, loaded: Any, parameter: Tensor) -> Any:
+    """`saved` with its own dtype, on the device of `loaded`, in the parameter's memory layout where shapes agree."""
+    if isinstance(saved, Tensor):
+        like = parameter if saved.shape == parameter.shape else saved
+        return torch.empty_like(like, dtype=saved.dtype, device=loaded.device, requires_grad=False).copy_(saved)
+    if isinstance(saved, dict):
+        return {key: _exact(item, loaded[key], parameter) for key, item in saved.items()}
+    if isinstance(saved, list | tuple):
+        return type(saved)(_exact(item, there, parameter) for item, there in zip(saved, loaded, strict=True))
+    return saved

@@ -1,0 +1,82 @@
+"""Going on with a run: which checkpoint, whether this configuration may, and putting everything back where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from train import checkpoint
+from train.checkpoint import Snapshot
+from train.config import Config, differences, verdict
+from train.errors import RunError, UsageError
+from train.parallel.processes import Processes
+
+
+def find(config: Config, processes: Processes, say: Callable[[str], None]) -> Snapshot | None:
+    """The newest undamaged checkpoint of this run, else of `run.resume_from`; None to start from nothing.
+
+    The main process looks for it, all read it. Says what was passed over and what has changed; raises UsageError when a
+    change would make another run of it.
+    """
+    path = processes.share(processes.on_main(lambda: _search(config, say)))
+    if path is None:
+        return None
+    snapshot = checkpoint.read(path)
+    compare(Config.model_validate(snapshot.state["config"]), config, say)
+    say(f"resuming: {path}, step {snapshot.step}")
+    return snapshot
+
+
+def _search(config: Config, say: Callable[[str], None]) -> Path | None:
+    own = config.folder / "checkpoints"
+    for wreck in checkpoint.clean(own) if own.is_dir() else ():
+        say(f"removed {wreck}, which a killed save has left")
+    if (found := _newest(own, say)) is not None or (source := config.run.resume_from) is None:
+        return found
+    if source.name.startswith("step-"):
+        if reason := checkpoint.damage(source):
+            raise RunError(f"run.resume_from: {source} is damaged: {reason}")
+        return source
+    if (found := _newest(source / "checkpoints", say)) is None:
+        raise RunError(f"run.resume_from: there is no whole checkpoint in {source / 'checkpoints'}")
+    return found
+
+
+def _newest(folder: Path, say: Callable[[str], None]) -> Path | None:
+    found, damaged = checkpoint.latest(folder) if folder.is_dir() else (None, {})
+    for step, reason in damaged.items():
+        say(f"checkpoint {step} is damaged ({reason}); going back to {found.name if found else 'the beginning'}")
+    return found
+
+
+def compare(old: Config, new: Config, say: Callable[[str], None]) -> None:
+    """Say each changed key; refuse the changes that would make another run of it, all at once."""
+    refused = []
+    for difference in differences(old, new):
+        change = f"{difference.key}: {difference.old} -> {difference.new}"
+        if reason := verdict(difference, new):
+            refused.append(f"{change}: refused, {reason}")
+        elif difference.key not in ("run.resume_from", "run.allow_changes"):
+            say(f"changed: {change} (allowed)")
+    if refused:
+        keys = ",".join(line.split(":")[0] for line in refused)
+        raise UsageError(
+            "the checkpoint was made under another configuration:\n"
+            + "\n".join(refused)
+            + f"\nTake the old values back, give another run.name to start anew, or accept them with 'run.allow_changes=[{keys}]'."
+        )
+
+
+def check_data(snapshot: Snapshot, now: dict[str, object]) -> None:
+    """Refuse to go on with data that are not those of the checkpoint: positions would name other samples."""
+    then = snapshot.state["data"]
+    changed = [f"{key}: {_short(then.get(key))} -> {_short(value)}" for key, value in now.items() if then.get(key) != value]
+    if changed:
+        raise RunError(
+            "the data are not those of the checkpoint:\n" + "\n".join(changed) + "\nPut them back, or start anew under another run.name."
+        )
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,24 @@
+"""Stateless randomness: every generator is seeded by what is about to be computed, so that none has a state worth saving."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+from train.data.order import key
+
+
+def seed_lane(seed: int, step: int, lane: int) -> None:
+    """Let everything random in this lane's forward pass be a function of (seed, step, lane)."""
+    seed_generators(key(seed, step, lane))
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the generators of random, numpy and torch with one 64-bit number."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack trace where there is no CUDA
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)

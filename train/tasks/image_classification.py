@@ -1,0 +1,101 @@
+"""Image classification: one label of a fixed set for each picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from train import config
+from train.data.labels import Labels
+from train.data.loader import Batch
+from train.data.transforms import Augment, decode
+from train.errors import UsageError
+
+_AUXILIARY_WEIGHT = 0.3  # of GoogLeNet's and Inception's side heads, as in Szegedy et al. 2015
+
+
+class PictureDecoder:
+    """A row with `image` and `label` to a sample with `image` (C, H, W; uint8 unless a transform changed it) and `label`."""
+
+    def __init__(self, data: config.Data, labels: Labels, seed: int, *, training: bool) -> None:
+        self.mode = data.image.mode
+        self.labels = labels
+        self.augment = Augment(data.transforms.train if training else data.transforms.validation, seed)
+
+    def __call__(self, row: dict[str, Any], epoch: int, key: int) -> dict[str, Tensor]:
+        label = self.labels.id(row["label"])
+        picture = row["image"] or {}
+        data = picture.get("bytes")
+        if data is None:
+            if picture.get("path") is None:
+                raise ValueError("has no picture")
+            data = Path(picture["path"]).read_bytes()
+        image = self.augment(decode(data, self.mode), epoch, key)
+        return {"image": image, "label": torch.tensor(label)}
+
+
+class ImageClassification:
+    """Cross-entropy over the classes; the metrics are accuracy and loss."""
+
+    higher_is_better = {"accuracy": True, "loss": False}
+
+    def __init__(self, data: config.Data, labels: Labels, device: torch.device) -> None:
+        self.data = data
+        self.labels = labels
+        self.mean = torch.tensor(data.image.mean, device=device).view(1, -1, 1, 1)
+        self.std = torch.tensor(data.image.std, device=device).view(1, -1, 1, 1)
+
+    @property
+    def channels(self) -> int:
+        return 3 if self.data.image.mode == "RGB" else 1
+
+    def decoder(self, seed: int, *, training: bool) -> PictureDecoder:
+        return PictureDecoder(self.data, self.labels, seed, training=training)
+
+    def weight(self, batch: Batch) -> int:
+        """How much the batch counts in the mean over a step: its samples."""
+        return len(batch.keys)
+
+    def fits(self, model: nn.Module, batch: Batch, name: str) -> None:
+        """Raise UsageError when the model cannot take such samples, or gives other than a score for each class."""
+        image = batch.fields["image"]
+        model.eval()
+        try:
+            with torch.no_grad():
+                scores = model(self._images(Batch({"image": image.to(self.mean.device)}, batch.keys)))
+        except RuntimeError as error:
+            raise UsageError(
+                f"model.name: {name} cannot take samples of size {tuple(image.shape[1:])} (channels, height, width): {error}. "
+                "Change data.image.mode, or add Resize to data.transforms.train and data.transforms.validation."
+            ) from error
+        if scores.shape != (1, len(self.labels.names)):
+            raise UsageError(
+                f"model.name: {name} gives {tuple(scores.shape[1:])} scores a sample; the data have {len(self.labels.names)} classes"
+            )
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The sum of the samples' losses, a scalar."""
+        output = model(self._images(batch))
+        label = batch.fields["label"]
+        logits, *side = output if isinstance(output, tuple) else (output,)
+        loss = functional.cross_entropy(logits, label, reduction="sum")
+        for auxiliary in side:
+            if auxiliary is not None:
+                loss = loss + _AUXILIARY_WEIGHT * functional.cross_entropy(auxiliary, label, reduction="sum")
+        return loss
+
+    def sums(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+        """What a batch adds to each metric, summed over its samples; the mean over all samples is the metric."""
+        logits = model(self._images(batch))
+        label = batch.fields["label"]
+        losses = functional.cross_entropy(logits.float(), label, reduction="none")
+        return {"accuracy": float((logits.argmax(1) == label).sum()), "loss": float(losses.double().sum())}
+
+    def _images(self, batch: Batch) -> Tensor:
+        image = batch.fields["image"]
+        image = image.float().div_(255) if image.dtype == torch.uint8 else image
+        return (image - self.mean).div_(self.std)

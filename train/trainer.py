@@ -1,0 +1,300 @@
+"""The training loop, from top to bottom: `fit` is the run, `train_step` is one update of the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from train.checkpoint import Snapshot
+from train.config import Every
+from train.data.loader import BadSampleError, Batch, load
+from train.data.plan import Records, Share, evaluation_plan, training_plan
+from train.data.source import Source, StreamSource
+from train.errors import RunError
+from train.evaluation import evaluate
+from train.job import Job
+from train.journal import Journal
+from train.optim import build_optimizer, learning_rate
+from train.optimizer_state import load_optimizer_state, optimizer_state
+from train.parallel.lanes import GradientSum
+from train.seeds import seed_lane
+from train.stopping import Interrupted, StopRequest
+from train.weights import cpu_copies, load_model
+
+Status = Literal["finished", "stopped"]
+
+
+class Trainer:
+    """Trains a job from a snapshot, or from its beginning, to its end or to a stop."""
+
+    def __init__(self, job: Job, stop: StopRequest, snapshot: Snapshot | None = None) -> None:
+        self.job, self.config, self.stop = job, job.config, stop
+        self.accelerator, self.processes, self.task = job.accelerator, job.processes, job.task
+        self.plain = job.model.to(self.accelerator.device)
+        decay = self.config.ema.decay
+        self.average = AveragedModel(self.plain, multi_avg_fn=get_ema_multi_avg_fn(decay)) if decay else None
+        self.model = self.accelerator.prepare_model(self.plain)
+        self.optimizer = self.accelerator.prepare_optimizer(build_optimizer(self.config.optimizer, self.plain))
+        self.gradients = GradientSum(self.model, job.lanes, strict=self.config.run.determinism == "strict")
+        self.step = self.position = self.skipped = 0
+        self.seconds = 0.0
+        self.evaluated = 0  # the step after which the last evaluation was made
+        self.metrics: dict[str, float] = {}
+        self.best: dict[str, Any] = {"value": None, "step": None, "since": 0}
+        self.wandb_id: str | None = None
+        if snapshot is not None:
+            self.load(snapshot)
+        self.saved = self.step if snapshot else -1  # the step of the last checkpoint
+
+    def fit(self, journal: Journal) -> Status:
+        """Train to the end, evaluating and saving on the way; after a signal, save and return early."""
+        self.journal = journal
+        self.validation = self._validation_batches()
+        self.batches = self._training_batches()
+        self.model.train()
+        while True:
+            last = self.step >= self.job.total_steps
+            if (last or self.due(self.config.evaluate.every)) and not self.evaluate():
+                return self.end("stopped")
+            if last or self.out_of_patience:
+                return self.end("finished")
+            if self.due(self.config.checkpoint.every) and self.saved != self.step:
+                self.save()
+            if not self.train_step():
+                return self.end("stopped")
+
+    def train_step(self) -> bool:
+        """One update of the weights, or False when any process has been asked to stop."""
+        with self.journal.waiting():
+            batches = self._next_batches()
+        weights = [self.task.weight(batch) for batch in batches]
+        words = self.processes.gather(bool(self.stop), sum(weights), sum(len(batch.bad) for batch in batches))
+        asked, weight, skipped = (int(word) for word in words.sum(axis=0))
+        if asked:
+            return False
+        rate = self._set_learning_rate()
+        losses = [
+            self.lane_step(lane, batch, share, weight)
+            for lane, batch, share in zip(self.job.lanes.local, batches, weights, strict=False)
+        ]
+        norm = self._clip_gradients()
+        if not math.isfinite(norm) and self.accelerator.scaler is None:
+            self._refuse_step(norm, losses, batches)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update_parameters(self.plain)
+        self.step += 1
+        self.position += self.config.batch.size
+        self.skipped += skipped
+        self.journal.step(self.step)
+        if self.due(Every(self.config.tracking.every)) or self.step == self.job.total_steps:
+            parts = self.processes.gather_objects([float(loss) for loss in losses])
+            loss = math.fsum(loss for part in parts for loss in part) / max(weight, 1)
+            self.journal.training(self.step, {"loss": loss, "lr": rate, "grad_norm": norm})
+        return True
+
+    def _next_batches(self) -> list[Batch]:
+        """One micro-batch for each lane of this process; fewer when a signal ends the wait for them."""
+        batches: list[Batch] = []
+        try:
+            for _ in self.job.lanes.local:
+                with self.stop.waiting():
+                    batch = next(self.batches)
+                batches.append(self._checked(batch))
+        except Interrupted:
+            pass
+        return batches
+
+    def _checked(self, batch: Batch) -> Batch:
+        """A batch whose samples could be read, or whose bad ones may be skipped and are listed."""
+        if batch.failure:
+            raise RunError(batch.failure)
+        for bad in batch.bad:
+            if self.config.data.on_error == "stop":
+                raise BadSampleError(bad)
+            self.journal.skipped(self.step, bad)
+        return batch
+
+    def _set_learning_rate(self) -> float:
+        rate = learning_rate(
+            self.config.optimizer, self.config.schedule, self.step, warmup=self.job.warmup_steps, total=self.job.total_steps
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _clip_gradients(self) -> float:
+        """The norm of the whole gradient, before it is clipped where the config asks for that."""
+        self.accelerator.unscale_gradients(self.optimizer)
+        parameters = self.gradients.parameters
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        if self.config.optimizer.clip_norm is not None:
+            nn.utils.clip_grads_with_norm_(parameters, self.config.optimizer.clip_norm, norm)
+        return float(norm)
+
+    def _refuse_step(self, norm: float, losses: list[Tensor], batches: list[Batch]) -> None:
+        """Stop all processes before the weights take up what is not a number."""
+        here = zip(self.job.lanes.local, losses, batches, strict=True)
+        found = [(lane, float(loss), batch.keys) for lane, loss, batch in here if not math.isfinite(float(loss))]
+        lines = [
+            f"lane {lane}: loss {loss}, samples " + ", ".join(self.job.sources.train.where(key) for key in keys[:16])
+            for part in self.processes.gather_objects(found)
+            for lane, loss, keys in part
+        ]
+        raise RunError(
+            f"step {self.step + 1}: the gradient's norm is {norm}. "
+            + ("\n".join(["The loss is not finite in", *lines]) if lines else "The losses are finite, so the model overflowed.")
+            + "\nThe weights were not updated and the last checkpoint is from before this step. Look at these samples, lower "
+            "optimizer.lr, or set optimizer.clip_norm.",
+            everywhere=True,
+        )
+
+    def lane_step(self, lane: int, batch: Batch, share: int, weight: int) -> Tensor:
+        """Forward and backward of one lane; `share` of the step's `weight` is this lane's. Returns the sum of its losses."""
+        batch = (batch if share else self.job.blank).to(self.accelerator.device)
+        seed_lane(self.config.run.seed, self.step, lane)
+        with self.gradients.lane(lane, share):
+            loss = self.task.loss(self.model, batch)
+            # 0 x loss turns the gradients into NaN where the loss is not finite, on the device and without waiting for it.
+            self.accelerator.backward(loss, gradient=loss.detach() * 0 + (1 / weight if share else 0))
+        return loss.detach() if share else torch.zeros_like(loss)
+
+    def evaluate(self) -> bool:
+        """Measure the validation split unless this step's is done; False when a process was asked to stop meanwhile."""
+        if self.validation is None or self.evaluated == self.step or self.config.evaluate.every.count == 0:
+            return True
+        model = self.plain if self.average is None else self.average.module
+        with self.journal.pausing(), self.accelerator.autocast():
+            batches = map(self._checked, self.validation)
+            metrics = evaluate(self.task, model, batches, self.accelerator.device, self.processes, self.stop)
+        if metrics is None:
+            return False
+        self.evaluated = self.step
+        self.metrics = {f"validation/{name}": value for name, value in metrics.items()}
+        self.journal.evaluation(self.step, self.metrics)
+        if self._improved(metrics[self.config.evaluate.metric]) and self.config.checkpoint.every.count:
+            self.save()
+        return True
+
+    def _improved(self, value: float) -> bool:
+        higher = self.task.higher_is_better[self.config.evaluate.metric]
+        if self.best["value"] is not None and (value <= self.best["value"] if higher else value >= self.best["value"]):
+            self.best["since"] += 1
+            return False
+        self.best = {"value": value, "step": self.step, "since": 0}
+        return True
+
+    @property
+    def out_of_patience(self) -> bool:
+        return 0 < self.config.evaluate.patience <= self.best["since"]
+
+    def due(self, every: Every) -> bool:
+        """Whether the step just made completes another interval."""
+        if every.count == 0 or self.step == 0:
+            return False
+        if every.unit == "steps":
+            return self.step % every.count == 0
+        length = self.job.epoch_length  # unknown only while a stream has not come to its end, so no epoch is complete
+        before = self.position - self.config.batch.size
+        return length is not None and self.position // (every.count * length) > before // (every.count * length)
+
+    def end(self, status: Status) -> Status:
+        if self.saved != self.step and (self.config.checkpoint.every.count or status == "stopped"):
+            self.save()
+        return status
+
+    def save(self) -> None:
+        """Write a checkpoint of this moment; all processes take part, the main one writes."""
+        with self.journal.pausing():
+            self.journal.save(self.snapshot(), self.best["step"])
+            self.processes.gather(0)  # nobody goes on, or away, before the checkpoint is there
+        self.saved = self.step
+
+    def snapshot(self) -> Snapshot:
+        """All that the rest of the run depends on."""
+        tensors, packed = optimizer_state(self.plain, self.optimizer.optimizer)
+        averaged = {} if self.average is None else {"ema": cpu_copies(self.average.module.state_dict())}
+        scaler = self.accelerator.scaler
+        state = {
+            "position": self.position,
+            "lanes": self.job.lanes.count,
+            "evaluated": self.evaluated,
+            "metrics": self.metrics,
+            "best": self.best,
+            "skipped": self.skipped,
+            "seconds": self.journal.seconds,
+            "ema_updates": None if self.average is None else int(self.average.n_averaged),
+            "optimizer": packed,
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "wandb_id": self.wandb_id,
+            "sizes": self._shard_sizes(),
+            "data": self.job.data_identity(),
+            "config": self.config.model_dump(mode="json"),
+        }
+        return Snapshot(self.step, {"model": cpu_copies(self.plain.state_dict()), "optimizer": tensors, **averaged}, state)
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Put everything back where `snapshot` found it."""
+        state = snapshot.state
+        load_model(self.plain, snapshot.tensors["model"])
+        load_optimizer_state(self.plain, self.optimizer.optimizer, snapshot.tensors["optimizer"], state["optimizer"])
+        if self.average is not None:
+            load_model(self.average.module, snapshot.tensors.get("ema", snapshot.tensors["model"]))
+            self.average.n_averaged.fill_(state["ema_updates"] or 0)
+        if self.accelerator.scaler is not None and state["scaler"]:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.step, self.position = snapshot.step, state["position"]
+        for name in ("evaluated", "metrics", "best", "skipped", "seconds", "wandb_id"):
+            setattr(self, name, state[name])
+
+    def final_weights(self) -> dict[str, Tensor]:
+        """The weights that the run is for: the averaged ones where there are any."""
+        return cpu_copies((self.plain if self.average is None else self.average.module).state_dict())
+
+    def _shard_sizes(self) -> list[int | None]:
+        """The row counts of a stream's shards as far as any process has learned them."""
+        source = self.job.sources.train
+        if not isinstance(source, StreamSource):
+            return []
+        everyone = self.processes.gather_objects(source.sizes)
+        return [next((size for size in sizes if size is not None), None) for sizes in zip(*everyone, strict=True)]
+
+    def _training_batches(self) -> Iterator[Batch]:
+        job, data = self.job, self.config.data
+        local = job.lanes.local
+        share = Share(self.config.batch.size, job.micro_batch, local.start * job.micro_batch, len(local) * job.micro_batch)
+        plan = partial(
+            training_plan, job.sources.train, share, self.position,
+            seed=self.config.run.seed, shuffle=data.shuffle, block=data.shuffle_block,
+        )  # fmt: skip
+        return iter(self._load(job.sources.train, plan, training=True))
+
+    def _validation_batches(self) -> DataLoader[Batch] | None:
+        """Evaluation's loader; its workers are started now, before training's threads, and stay."""
+        source = self.job.sources.validation
+        if source is None or self.config.evaluate.every.count == 0:
+            return None
+        plan = partial(evaluation_plan, source, self.job.micro_batch, self.processes.rank, self.processes.count)
+        loader = self._load(source, plan, training=False)
+        if loader.num_workers:
+            iter(loader)
+        return loader
+
+    def _load(self, source: Source, plan: Callable[[], Iterator[Records]], *, training: bool) -> DataLoader[Batch]:
+        return load(
+            source,
+            self.task.decoder(self.config.run.seed, training=training),
+            plan,
+            workers=self.job.workers,
+            prefetch=self.config.data.prefetch,
+            pin_memory=self.accelerator.device.type == "cuda",
+            persistent=not training,
+        )

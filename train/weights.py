@@ -1,0 +1,98 @@
+"""Named tensors: copying them off the device, safetensors files, loading them into a model, and their hash."""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from train.errors import RunError
+
+_LISTED = 8  # names shown of each kind when weights do not fit a model
+
+
+def cpu_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in C order that share no memory with the originals or with each other.
+
+    So training may go on while they are written, and tied or channels-last tensors can be saved like any others.
+    """
+    return {name: cpu_copy(tensor) for name, tensor in tensors.items()}
+
+
+def cpu_copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file. Raises OSError when the disk refuses."""
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+    path.chmod(mode)  # safetensors makes its file readable by the owner alone, whatever the umask
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file into memory of our own, which the file's removal cannot take away.
+
+    Raises RunError for anything else than a safetensors file; nothing in it is ever executed.
+    """
+    try:
+        return dict(load_file(path, backend="pread"))
+    except (SafetensorError, OSError) as error:
+        raise RunError(
+            f"{path} is not a readable safetensors file: {error}\n"
+            "Only safetensors files are read, because a pickle (.pt, .bin) can run code. Take another checkpoint."
+        ) from error
+
+
+def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy `tensors` into the model's parameters and buffers, all of them or, with a RunError, none."""
+    wanted = model.state_dict()
+    missing = [f"{name} {_shape(wanted[name])}" for name in wanted if name not in tensors]
+    extra = [f"{name} {_shape(tensors[name])}" for name in tensors if name not in wanted]
+    reshaped = [
+        f"{name} is {_shape(tensors[name])} in the file, {_shape(wanted[name])} in the model"
+        for name in wanted
+        if name in tensors and tensors[name].shape != wanted[name].shape
+    ]
+    problems = {"missing in the file": missing, "not in the model": extra, "of another shape": reshaped}
+    if any(problems.values()):
+        listing = "\n".join(f"  {kind}: {_shortened(names)}" for kind, names in problems.items() if names)
+        raise RunError(
+            f"The weights do not fit the model {type(model).__name__}:\n{listing}\n"
+            "They were saved from another model: set the model's options to those of the run that saved them."
+        )
+    model.load_state_dict(dict(tensors))
+
+
+def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the floating-point tensors sorted by name: the name in UTF-8, a zero byte, the bytes.
+
+    The bytes are little-endian in C order, so that the hash depends on neither device nor memory layout.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        if tensor.is_floating_point():
+            digest.update(name.encode() + b"\0")
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _shape(tensor: Tensor) -> str:
+    return str(list(tensor.shape))
+
+
+def _shortened(names: list[str]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
