@@ -16,11 +16,10 @@ def test_columns_are_found_by_their_usual_names(tmp_path):
 def test_types_that_say_what_a_column_is_for_go_before_names(tmp_path):
     import datasets
 
-    features = datasets.Features(
-        {"image": datasets.Value("string"), "scan": datasets.Image(), "label": datasets.Value("int64"), "organ": datasets.ClassLabel(names=["eye", "ear"])}
-    )  # fmt: skip
+    organ = datasets.ClassLabel(names=["eye", "ear"])
+    kinds = {"image": datasets.Value("string"), "scan": datasets.Image(), "label": datasets.Value("int64"), "organ": organ}
     rows = {"image": ["x"] * 2, "scan": [{"bytes": png(), "path": None}] * 2, "label": [5, 6], "organ": [1, 0]}
-    datasets.Dataset.from_dict(rows, features).to_parquet(tmp_path / "a.parquet")
+    datasets.Dataset.from_dict(rows, datasets.Features(kinds)).to_parquet(tmp_path / "a.parquet")
     sources = opened(tmp_path / "a.parquet")
     assert "image column: scan; label column: organ" in sources.notes
     assert sources.classes == ("eye", "ear")
@@ -43,7 +42,7 @@ def test_without_a_usual_name_the_key_to_set_is_told(tmp_path):
     path = json_lines(tmp_path / "a.jsonl", [{"foo": "a.png", "bar": 1}])
     with pytest.raises(UsageError, match=r"data.image_column must say.*the columns are foo \(str\), bar \(int\)"):
         opened(path)
-    with pytest.raises(UsageError, match="data.label_column must say"):
+    with pytest.raises(UsageError, match=r"data.label_column must say"):
         opened(path, image_column="foo")
 
 
@@ -53,13 +52,13 @@ def test_two_image_columns_are_not_guessed_between(tmp_path):
     image = [{"bytes": png(), "path": None}]
     features = datasets.Features({"front": datasets.Image(), "back": datasets.Image(), "label": datasets.Value("int64")})
     datasets.Dataset.from_dict({"front": image, "back": image, "label": [1]}, features).to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(UsageError, match="data.image_column must say which column is meant: front or back"):
+    with pytest.raises(UsageError, match=r"data.image_column must say which column is meant: front or back"):
         opened(tmp_path / "a.parquet")
 
 
 def test_a_column_of_lists_is_no_label(tmp_path):
     path = parquet(tmp_path / "a.parquet", [0, 1], tags=[["a"], []])
-    with pytest.raises(UsageError, match="data.label_column: column tags of .*a.parquet is list"):
+    with pytest.raises(UsageError, match=r"data.label_column: column tags of .*a.parquet is list"):
         opened(path, label_column="tags")
 
 

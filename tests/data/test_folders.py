@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 from made import ids, opened, picture, png, rows_of
@@ -63,7 +65,7 @@ def test_pictures_in_the_folder_itself_are_refused_with_the_wanted_layout(tmp_pa
 def test_a_picture_beside_the_class_folders_is_refused_by_name(tmp_path):
     class_folders(tmp_path, "train", ("cat", "dog"))
     picture(tmp_path / "train" / "lost.png")
-    with pytest.raises(RunError, match="1 of the pictures lie outside class folders, such as train/lost.png"):
+    with pytest.raises(RunError, match=r"1 of the pictures lie outside class folders, such as train/lost.png"):
         opened(tmp_path)
 
 
@@ -76,7 +78,7 @@ def test_a_single_class_is_refused(tmp_path):
 def test_a_class_that_only_validation_has_is_refused_by_name(tmp_path):
     class_folders(tmp_path, "train", ("cat", "dog"))
     class_folders(tmp_path, "val", ("cat", "cow"))
-    with pytest.raises(RunError, match="split validation has a class that is not trained.*'cow'"):
+    with pytest.raises(RunError, match=r"split validation has a class that is not trained.*'cow'"):
         opened(tmp_path)
 
 
@@ -101,4 +103,4 @@ def test_pictures_that_a_table_names_are_found_from_the_table(tmp_path):
     sources = opened(tmp_path)
     assert ids(sources) == [1, 0]
     path = rows_of(sources.train)[0][1]["image"]["path"]
-    assert open(path, "rb").read() == png(2)
+    assert Path(path).read_bytes() == png(2)

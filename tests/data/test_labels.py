@@ -108,17 +108,17 @@ def test_configured_names_are_given_to_numbers(tmp_path):
 
 
 def test_a_misspelt_class_is_told_with_the_nearest_one():
-    with pytest.raises(ValueError, match="label 'catt' is not one of the 2 classes.*did you mean 'cat'"):
+    with pytest.raises(ValueError, match=r"label 'catt' is not one of the 2 classes.*did you mean 'cat'"):
         Labels(("cat", "dog")).id("catt")
 
 
 def test_identifiers_are_not_taken_for_classes():
-    with pytest.raises(UsageError, match="label 900000000 in a row 3.*data.classes"):
+    with pytest.raises(UsageError, match=r"label 900000000 in a row 3.*data.classes"):
         infer({"1": "a row 0", "900000000": "a row 3"})
 
 
 def test_a_column_without_any_label_is_refused():
-    with pytest.raises(RunError, match="no label in any row"):
+    with pytest.raises(RunError, match=r"no label in any row"):
         infer({"": "a row 0", "NA": "a row 1", "-1": "a row 2"})
 
 

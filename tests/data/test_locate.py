@@ -60,7 +60,7 @@ def test_a_folder_without_data_files_tells_what_it_holds(tmp_path):
 def test_files_of_two_formats_are_refused(tmp_path):
     json_lines(tmp_path / "a.jsonl", ROWS)
     parquet(tmp_path / "b.parquet", ["cat"])
-    with pytest.raises(RunError, match="all of one format.*found are .jsonl, .parquet"):
+    with pytest.raises(RunError, match=r"all of one format.*found are .jsonl, .parquet"):
         opened(tmp_path / "*")
 
 
@@ -114,7 +114,7 @@ def test_the_validation_set_may_be_another_one(tmp_path):
     json_lines(tmp_path / "there/b.jsonl", ROWS)
     sources = opened(tmp_path / "here", validation_path=str(tmp_path / "there/b.jsonl"))
     assert [sources.labels.id(row["label"]) for _, row in rows_of(sources.validation)] == [0, 1, 0]
-    with pytest.raises(RunError, match="data.validation_path: no such file or folder"):
+    with pytest.raises(RunError, match=r"data.validation_path: no such file or folder"):
         opened(tmp_path / "here", validation_path=str(tmp_path / "nowhere"))
 
 
@@ -129,7 +129,7 @@ def test_paths_with_blanks_and_links_work_and_samples_are_named_below_them(tmp_p
 
 def test_a_folder_whose_name_is_a_pattern_is_refused_and_its_files_are_not(tmp_path):
     path = parquet(tmp_path / "set [1]" / "a.parquet", [0, 1])
-    with pytest.raises(RunError, match="rename it, or name its files"):
+    with pytest.raises(RunError, match=r"rename it, or name its files"):
         opened(path.parent)
     assert ids(opened(path)) == [0, 1]
 

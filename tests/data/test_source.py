@@ -63,7 +63,7 @@ def test_a_truncated_parquet_file_is_refused_by_name(tmp_path, size):
 def test_a_line_that_is_not_json_is_told_with_its_number(tmp_path, streaming):
     path = json_lines(tmp_path / "a.jsonl", [{"image": "a", "label": row % 2} for row in range(200)])
     path.write_text(path.read_text() + '{"image": "a", "lab\n')
-    with pytest.raises(RunError, match="a.jsonl:201: not JSON"):
+    with pytest.raises(RunError, match=r"a.jsonl:201: not JSON"):
         rows_of(opened(path, streaming=streaming, classes=2).train)
 
 
@@ -146,7 +146,7 @@ def test_a_remote_stream_without_class_names_asks_for_them_instead_of_reading_it
     reader = readers.json_lines([str(json_lines(tmp_path / "a.jsonl", [{"image": "a", "label": 0}]))], {})
     reader = readers.Reader(("hf://datasets/org/set/a.jsonl",), reader.sizes, reader.columns, reader.batches, {})
     stream = StreamSource("", reader, "image", "label")
-    with pytest.raises(UsageError, match="data.classes must say"):
+    with pytest.raises(UsageError, match=r"data.classes must say"):
         _classes(stream, stream, Data(path="org/set"), print)
 
 
