@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -125,7 +125,8 @@ class Runner:
         rendezvous |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         started = []
         for rank in range(processes):
-            variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV"))} | self.environment
+            variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV"))}
+            variables |= self.environment
             if processes > 1:
                 variables |= rendezvous | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             arguments = [*settings, f"run.output_dir={self.outputs}"]
@@ -157,7 +158,7 @@ class Launched:
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
-    """Start a command of this environment (`accelerate`, `torchrun`, `python`) in a session of its own; all is killed at the end."""
+    """Start a command of this environment (`accelerate`, `torchrun`, `python`) in its own session; all is killed at the end."""
     launched: list[Launched] = []
 
     def start(*command: str, cwd: Path = ROOT, env: dict[str, str] | None = None) -> Launched:
@@ -184,5 +185,3 @@ def free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
-
-

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
 from train.config import Problem, unknown_argument
+
+
+def imported(name: str) -> Any:
+    """What `package.module:NAME` names. LookupError says why it cannot be had."""
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise LookupError(f"{name} cannot be imported: {error}") from error
 
 
 def check_name(name: str, known: Iterable[str], kind: str) -> list[Problem]:

@@ -27,10 +27,11 @@ def apply(run: config.Run, processes: int) -> int:
 
     strict = run.determinism == "strict"
     torch.use_deterministic_algorithms(strict)
+    # Strict mode would also fill each new tensor with NaN, which helps to find kernels that read too much: 10 % of a step.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set through the module's class
     torch.backends.cudnn.benchmark = not strict
-    threads = run.threads
-    if threads == "auto":
-        # The number of threads is part of how a CPU kernel brackets its sums, so that strict cannot leave it to the machine.
-        threads = 1 if strict else max(1, len(os.sched_getaffinity(0)) // processes)
+    # The number of threads is part of how a CPU kernel brackets its sums, so that strict cannot leave it to the machine.
+    automatic = 1 if strict else max(1, len(os.sched_getaffinity(0)) // processes)
+    threads = run.threads if isinstance(run.threads, int) else automatic
     torch.set_num_threads(threads)
     return threads

@@ -16,7 +16,12 @@ from train.tasks.image_classification import ImageClassification
 
 @torch.no_grad()
 def evaluate(
-    task: ImageClassification, model: nn.Module, batches: Iterable[Batch], device: torch.device, processes: Processes, stop: StopRequest
+    task: ImageClassification,
+    model: nn.Module,
+    batches: Iterable[Batch],
+    device: torch.device,
+    processes: Processes,
+    stop: StopRequest,
 ) -> dict[str, float] | None:
     """The mean of each metric over all processes' samples; None when any process was asked to stop on the way.
 

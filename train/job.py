@@ -15,7 +15,7 @@ from train import determinism, models
 from train.config import Config, Every, lanes_problem
 from train.data.loader import BadSampleError, Batch, Decoding
 from train.data.plan import epoch_length, first_records
-from train.data.source import Source, Sources, open_data
+from train.data.source import Source, Sources, StreamSource, open_data
 from train.errors import RunError, UsageError
 from train.parallel.lanes import Lanes
 from train.parallel.processes import Processes
@@ -78,11 +78,12 @@ def prepare(
     threads = determinism.apply(config.run, processes.count)
     lanes = _lanes(config, processes, saved)
     sources = open_data(config.data, say)
-    if saved and saved["sizes"]:
-        sources.train.sizes[:] = saved["sizes"]
-    if config.epochs is not None and epoch_length(sources.train) is None:
-        say("counting the records of an epoch, which this format does not tell ...")
-        sources.train.count()
+    if isinstance(sources.train, StreamSource):
+        if saved and saved["sizes"]:
+            sources.train.sizes[:] = saved["sizes"]
+        if config.epochs is not None and None in sources.train.sizes:
+            say("counting the records of an epoch, which this format does not tell ...")
+            sources.train.count()
     task = ImageClassification(config.data, sources.labels, accelerator.device)
     seed_generators(config.run.seed)
     model = models.build(config.model, classes=len(sources.classes), channels=task.channels)

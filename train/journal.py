@@ -17,7 +17,7 @@ from train.data.loader import BadSample
 from train.job import Job
 from train.progress import Progress
 from train.run_folder import RunFolder
-from train.weights import save_tensors, weights_sha256
+from train.weights import weights_sha256
 
 if TYPE_CHECKING:
     from torch import Tensor

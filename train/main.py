@@ -11,7 +11,8 @@ from pathlib import Path  # noqa: E402
 
 import click  # noqa: E402
 
-from train.errors import STOPPED_EXIT_CODE, LockstepError, UsageError  # noqa: E402
+from train import failure  # noqa: E402
+from train.errors import STOPPED_EXIT_CODE  # noqa: E402
 
 DEFAULT = Path(_here).parent / "configs" / "digits.yaml"
 
@@ -40,28 +41,11 @@ def main(settings: tuple[str, ...], dry_run: bool, debug: bool) -> None:
 
         status = run(load_config(files or [DEFAULT], overrides), dry_run=dry_run)
     except Exception as error:
-        _leave(_tell(error, debug))
-    _leave(0 if status == "finished" else STOPPED_EXIT_CODE)
-
-
-def _tell(error: Exception, debug: bool) -> int:
-    """Say what went wrong, once where all processes know it, and give the exit code."""
-    import traceback
-
-    rank = os.environ.get("RANK")
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if isinstance(error, LockstepError):
-        text = str(error)
-        silent = rank not in (None, "0") and (error.everywhere or isinstance(error, UsageError))
-    else:
-        text = f"{type(error).__name__}: {error}\n(unexpected; --debug shows where)"
-        silent = False
-    if not silent:
-        where = f"[process {rank}] " if processes > 1 else ""
-        if debug:
-            traceback.print_exception(error)
-        print(f"{where}error: {text}", file=sys.stderr, flush=True)
-    return error.exit_code if isinstance(error, LockstepError) else 1
+        _leave(failure.tell(error, debug=debug))
+    if status == "stopped":
+        failure.tell_launcher("stopped by a signal, after a save: the same command goes on from there")
+        _leave(STOPPED_EXIT_CODE)
+    _leave(0)
 
 
 def _leave(code: int) -> None:

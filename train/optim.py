@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from train.errors import UsageError
 _LEFT_OUT = {"Optimizer", "LBFGS", "SparseAdam"}
 
 
-def names() -> dict[str, type[Optimizer]]:
+def names() -> dict[str, Callable[..., Optimizer]]:
     return {
         name: value
         for name, value in vars(torch.optim).items()
@@ -47,7 +47,7 @@ def build_optimizer(section: config.Optimizer, model: nn.Module) -> Optimizer:
     """The named optimizer over the parameters that are trained."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        return names()[section.name](parameters, lr=section.lr, **section.arguments)  # type: ignore[call-arg]
+        return names()[section.name](parameters, lr=section.lr, **section.arguments)
     except ValueError as error:  # such as Muon's: only matrices
         raise UsageError(f"optimizer.name: {section.name} cannot train this model: {error}") from error
 
@@ -75,7 +75,13 @@ def _one_cycle(done: float, *, rise: float = 0.3, initial: float = 0.04, final: 
     return _cosine((done - rise) / (1.0 - rise), final=final)
 
 
-_SCHEDULES = {"constant": _constant, "linear": _linear, "cosine": _cosine, "step": _step, "one_cycle": _one_cycle}
+_SCHEDULES: dict[str, Callable[..., float]] = {
+    "constant": _constant,
+    "linear": _linear,
+    "cosine": _cosine,
+    "step": _step,
+    "one_cycle": _one_cycle,
+}
 
 
 def check_schedule(section: Mapping[str, Any]) -> list[Problem]:

@@ -63,7 +63,8 @@ def compare(old: Config, new: Config, say: Callable[[str], None]) -> None:
         raise UsageError(
             "the checkpoint was made under another configuration:\n"
             + "\n".join(refused)
-            + f"\nTake the old values back, give another run.name to start anew, or accept them with 'run.allow_changes=[{keys}]'."
+            + "\nTake the old values back, give another run.name to start anew, or accept them with "
+            + f"'run.allow_changes=[{keys}]'."
         )
 
 
@@ -73,7 +74,9 @@ def check_data(snapshot: Snapshot, now: dict[str, object]) -> None:
     changed = [f"{key}: {_short(then.get(key))} -> {_short(value)}" for key, value in now.items() if then.get(key) != value]
     if changed:
         raise RunError(
-            "the data are not those of the checkpoint:\n" + "\n".join(changed) + "\nPut them back, or start anew under another run.name."
+            "the data are not those of the checkpoint:\n"
+            + "\n".join(changed)
+            + "\nPut them back, or start anew under another run.name."
         )
 
 

@@ -29,10 +29,12 @@ class RunFolder:
                 "run.output_dir"
             ) from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Unlike flock's, this lock is not inherited by data workers, which may outlive a killed run by seconds.
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunError(
-                f"{path} is in use by another run that is alive. Wait for it, stop it, or give another run.name or run.output_dir."
+                f"{path} is in use by another run that is alive. Wait for it, stop it, or give another run.name or "
+                "run.output_dir."
             ) from None
 
     def write(self, name: str, text: str) -> None:

@@ -9,10 +9,17 @@ import torch
 
 from train.data.order import key
 
+_LANE, _SAMPLE = 0, 1  # what a number is drawn for, so that a lane and a sample never share theirs
+
 
 def seed_lane(seed: int, step: int, lane: int) -> None:
     """Let everything random in this lane's forward pass be a function of (seed, step, lane)."""
-    seed_generators(key(seed, step, lane))
+    seed_generators(key(_LANE, seed, step, lane))
+
+
+def seed_sample(seed: int, epoch: int, sample: int) -> None:
+    """Let everything random in a sample's transforms be a function of (seed, epoch, sample key)."""
+    seed_generators(key(_SAMPLE, seed, epoch, sample))
 
 
 def seed_generators(seed: int) -> None:

@@ -13,8 +13,11 @@ from types import FrameType
 _PR_SET_PDEATHSIG = 1
 
 
-class Interrupted(Exception):
-    """A stop was asked for while waiting for something that need not be waited for."""
+class Interrupted(BaseException):
+    """A stop was asked for while waiting for something that need not be waited for.
+
+    No Exception: what is waited for, such as the decoding of a sample, may handle those as failures of its own.
+    """
 
 
 class StopRequest:

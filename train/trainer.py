@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader
 
 from train.checkpoint import Snapshot
 from train.config import Every
@@ -45,6 +45,7 @@ class Trainer:
         self.gradients = GradientSum(self.model, job.lanes, strict=self.config.run.determinism == "strict")
         self.step = self.position = self.skipped = 0
         self.seconds = 0.0
+        self.epoch_length = job.epoch_length
         self.evaluated = 0  # the step after which the last evaluation was made
         self.metrics: dict[str, float] = {}
         self.best: dict[str, Any] = {"value": None, "step": None, "since": 0}
@@ -55,10 +56,7 @@ class Trainer:
 
     def fit(self, journal: Journal) -> Status:
         """Train to the end, evaluating and saving on the way; after a signal, save and return early."""
-        self.journal = journal
-        self.validation = self._validation_batches()
-        self.batches = self._training_batches()
-        self.model.train()
+        self.begin(journal)
         while True:
             last = self.step >= self.job.total_steps
             if (last or self.due(self.config.evaluate.every)) and not self.evaluate():
@@ -70,13 +68,22 @@ class Trainer:
             if not self.train_step():
                 return self.end("stopped")
 
+    def begin(self, journal: Journal) -> None:
+        """Start the workers; evaluation's before training's threads."""
+        self.journal = journal
+        self.validation = self._validation_batches()
+        self.batches = self._training_batches()
+        self.model.train()
+
     def train_step(self) -> bool:
         """One update of the weights, or False when any process has been asked to stop."""
         with self.journal.waiting():
             batches = self._next_batches()
         weights = [self.task.weight(batch) for batch in batches]
-        words = self.processes.gather(bool(self.stop), sum(weights), sum(len(batch.bad) for batch in batches))
-        asked, weight, skipped = (int(word) for word in words.sum(axis=0))
+        bad = sum(len(batch.bad) for batch in batches)
+        words = self.processes.gather(bool(self.stop), sum(weights), bad, self.job.epoch_length or 0)
+        asked, weight, skipped, _ = (int(word) for word in words.sum(axis=0))
+        self.epoch_length = int(words[:, 3].max()) or None  # whoever has consumed an epoch's last sample knows it
         if asked:
             return False
         rate = self._set_learning_rate()
@@ -194,7 +201,7 @@ class Trainer:
 
     @property
     def out_of_patience(self) -> bool:
-        return 0 < self.config.evaluate.patience <= self.best["since"]
+        return bool(0 < self.config.evaluate.patience <= self.best["since"])
 
     def due(self, every: Every) -> bool:
         """Whether the step just made completes another interval."""
@@ -202,9 +209,10 @@ class Trainer:
             return False
         if every.unit == "steps":
             return self.step % every.count == 0
-        length = self.job.epoch_length  # unknown only while a stream has not come to its end, so no epoch is complete
-        before = self.position - self.config.batch.size
-        return length is not None and self.position // (every.count * length) > before // (every.count * length)
+        if self.epoch_length is None:  # a stream has not come to its end
+            return False
+        samples = every.count * self.epoch_length
+        return self.position // samples > (self.position - self.config.batch.size) // samples
 
     def end(self, status: Status) -> Status:
         if self.saved != self.step and (self.config.checkpoint.every.count or status == "stopped"):

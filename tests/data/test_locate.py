@@ -60,8 +60,9 @@ def test_a_folder_without_data_files_tells_what_it_holds(tmp_path):
 def test_files_of_two_formats_are_refused(tmp_path):
     json_lines(tmp_path / "a.jsonl", ROWS)
     parquet(tmp_path / "b.parquet", ["cat"])
-    with pytest.raises(RunError, match=r"all of one format.*found are .jsonl, .parquet"):
-        opened(tmp_path / "*")
+    for path in (tmp_path, tmp_path / "*"):
+        with pytest.raises(RunError, match=r"all of one format.*has .jsonl, .parquet"):
+            opened(path)
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.csv", "image,label\n"), ("a.jsonl", "\n\n"), ("a.json", "[]")])
@@ -76,6 +77,19 @@ def test_a_validation_split_without_rows_is_told(tmp_path):
     parquet(tmp_path / "test.parquet", [])
     with pytest.raises(RunError, match=r"split test has no rows \(test.parquet\)"):
         opened(tmp_path)
+
+
+def test_a_text_beside_tables_is_a_note_and_not_data(tmp_path):
+    parquet(tmp_path / "a.parquet", [0, 1])
+    (tmp_path / "LICENSE.txt").write_text("free")
+    assert opened(tmp_path).train.files == ("a.parquet",)
+
+
+def test_what_datasets_saved_to_disk_opens(tmp_path):
+    import datasets
+
+    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "set")
+    assert ids(opened(tmp_path / "set")) == [0, 1, 0]
 
 
 def test_splits_come_from_the_names_of_files(tmp_path):
@@ -127,11 +141,26 @@ def test_paths_with_blanks_and_links_work_and_samples_are_named_below_them(tmp_p
         assert sources.train.files == ("a.parquet",)
 
 
-def test_a_folder_whose_name_is_a_pattern_is_refused_and_its_files_are_not(tmp_path):
-    path = parquet(tmp_path / "set [1]" / "a.parquet", [0, 1])
-    with pytest.raises(RunError, match=r"rename it, or name its files"):
-        opened(path.parent)
-    assert ids(opened(path)) == [0, 1]
+@pytest.mark.parametrize("name", ["set [1]", "what? *"])
+def test_a_folder_whose_name_looks_like_a_pattern_is_taken_as_it_is(tmp_path, name):
+    train = parquet(tmp_path / name / "train.parquet", [0, 1])
+    parquet(tmp_path / name / "test.parquet", [1])
+    sources = opened(train.parent)
+    assert (ids(sources), sources.validation.sizes) == ([0, 1], [1])
+    assert ids(opened(train)) == [0, 1]
+    (train.parent / "README.md").write_text("---\nconfigs: []\n---\n")
+    with pytest.raises(RunError, match=r"in the name of a folder with a README.md for a pattern: rename"):
+        opened(train.parent)
+
+
+@pytest.mark.parametrize("pattern", ["", "a.parquet", "*.parquet"])
+@pytest.mark.parametrize("key", ["revision", "subset"])
+def test_a_revision_or_a_subset_of_what_has_none_is_refused(tmp_path, pattern, key):
+    parquet(tmp_path / "a.parquet", [0, 1])
+    with pytest.raises(
+        UsageError, match=rf"data.{key}: v2 means nothing, as data.path={tmp_path}.* is not on the Hugging Face Hub"
+    ):
+        opened(tmp_path / pattern, **{key: "v2"})
 
 
 def write_gzip(path):
@@ -160,6 +189,7 @@ def write_arrow(path):
         ("a.csv", lambda path: path.write_text("\ufeffimage,label\nx,cat\n\nx,dog\nx,cat\n"), {}),
         ("a.tsv", lambda path: path.write_text("image\tlabel\nx\tcat\nx\tdog\nx\tcat\n"), {}),
         ("a.csv.gz", write_gzip, {}),
+        ("a.csv", lambda path: path.write_text("label,image\ncat\ndog,x,y,z\ncat,x\n"), {}),  # rows cut short and too long
         ("a.jsonl", lambda path: json_lines(path, ROWS), {}),
         ("a.json", lambda path: path.write_text(json.dumps(ROWS, indent=1)), {}),
         ("a.parquet", lambda path: parquet(path, ["cat", "dog", "cat"]), {}),

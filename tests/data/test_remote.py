@@ -161,10 +161,14 @@ def test_local_data_asks_no_network(tmp_path):
     with pa.ipc.new_stream(arrow, table.schema) as file:
         file.write(table)
     lines = json_lines(tmp_path / "lines/a.jsonl", rows)
-    sets = [{"path": str(path)} for path in (lines, lines.parent, arrow, arrow.parent)]
+    table = tmp_path / "table/a.csv"
+    table.parent.mkdir()
+    table.write_text("image,label\na,0\na,1\n")
+    files = (lines, arrow, table, parquet(tmp_path / "parquet/a.parquet", [0, 1]))
+    sets = [{"path": str(path)} for file in files for path in (file, file.parent)]
     with serving(Proxy) as address:
         proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), address)
-        assert opened_elsewhere(tmp_path / "home", proxies, *sets) == ["ids [0, 1] None"] * 4
+        assert opened_elsewhere(tmp_path / "home", proxies, *sets) == ["ids [0, 1] None"] * 8
     assert asked == []
 
 

@@ -67,6 +67,13 @@ def test_a_line_that_is_not_json_is_told_with_its_number(tmp_path, streaming):
         rows_of(opened(path, streaming=streaming, classes=2).train)
 
 
+def test_json_rows_may_differ_in_their_keys_and_types_from_those_before(tmp_path):
+    rows = [{"image": "a", "label": 1}] * 200
+    odd = [{"label": "cat", "image": "a"}, {"image": "a", "label": 2.0, "box": {"x": [1]}}, {"image": "a"}]
+    source = opened(json_lines(tmp_path / "a.jsonl", rows + odd), classes=3).train
+    assert labels_from(source, 0, 200) == ["cat", "2.0", None]
+
+
 def test_sizes_that_are_not_known_are_counted_when_asked(tmp_path):
     for name, count in (("a", 3), ("b", 1001)):
         json_lines(tmp_path / f"set/{name}.jsonl", [{"image": "x", "label": 0}] * count)

@@ -113,7 +113,6 @@ class Data(Section):
     validation_path: Report[DataPath | None] = Field(None, description="data set to evaluate on, if it is another one")
     image_column: Numbers[Filled] = Field("auto", description="column of the images")
     label_column: Numbers[Filled] = Field("auto", description="column of the labels")
-    text_column: Numbers[Filled] = Field("auto", description="column of the texts")
     classes: Numbers[int | tuple[str, ...] | None] = Field(
         None, description="classes: their names in order, or their number where labels are numbers; empty: as the data say"
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from train.data.plan import Records
+from train.data.plan import Records, rows_of
 from train.data.source import Source
 from train.errors import RunError
 
@@ -66,7 +66,7 @@ class Decoding(Dataset[Batch]):
 
     def __getitem__(self, records: Records) -> Batch:
         try:
-            table = records.rows if records.rows is not None else self.source.take(records.keys)
+            table = rows_of(self.source, records)
         except RunError as error:
             return Batch({}, [], failure=str(error))
         samples, good, bad = [], [], []
@@ -107,6 +107,18 @@ class _Plan(Iterable[Records]):
         return self.start()
 
 
+class _Loader(DataLoader[Batch]):
+    """Starts its workers with SIGTERM and SIGINT blocked, so that from their first moment a signal to the process group
+    cannot take them from under a trainer that is about to save."""
+
+    def __iter__(self) -> Any:  # torch does not export the type
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def load(
     source: Source,
     decoder: Decoder,
@@ -118,7 +130,7 @@ def load(
     persistent: bool = False,
 ) -> DataLoader[Batch]:
     """The micro-batches of a plan, the same ones in the same order for any number of workers."""
-    return DataLoader(
+    return _Loader(
         Decoding(source, decoder),
         sampler=_Plan(plan),
         batch_size=None,
@@ -127,12 +139,5 @@ def load(
         prefetch_factor=prefetch if workers else None,
         persistent_workers=persistent and workers > 0,
         pin_memory=pin_memory,
-        worker_init_fn=_ignore_signals,
         generator=torch.Generator(),  # DataLoader draws from it; the lanes' generators stay out of it
     )
-
-
-def _ignore_signals(worker: int) -> None:
-    """A signal to the process group must not take the workers from under a trainer that is about to save."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -35,9 +35,10 @@ FORMATS = {
     ".arrow": "arrow",
 }
 PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
-NOT_DATA = frozenset({"README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"})
+NOT_DATA = frozenset({"README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"})
+DESCRIPTIONS = ("README.md", ".huggingface.yaml", "dataset_infos.json")  # of a folder's splits, subsets and columns
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-OWN_READERS = frozenset({"parquet", "csv", "json"})
+OPENED_BY_FILE = frozenset({"parquet", "csv", "json"})
 
 UNREACHABLE = frozenset({"TransportError", "ConnectionError", "ConnectError", "LocalEntryNotFoundError"})  # httpx, Hub
 
@@ -50,6 +51,7 @@ class Located:
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of each picture in class folders
     notes: tuple[str, ...] = ()
     builder: Any = None  # of `datasets`, where it found the files
+    subset: str | None = None  # the configuration, of a data set that describes any
     revision: str | None = None  # the commit of a data set on the Hub
 
     @property
@@ -69,11 +71,11 @@ def locate(
     """Find the data that `path` names. `key` is the configuration key it was said under."""
     if path.startswith(("http://", "https://")):
         file = download(path, say)
-        return _located(str(Path(file).parent), {"train": [file]}, f"{key}={path}")
+        return _located(str(Path(file).parent), {"train": [file]}, key)
     if Path(path).is_dir():
         return _folder(path, subset, key)
     if Path(path).exists():
-        return _located(str(Path(path).parent), {"train": [path]}, f"{key}={path}")
+        return _located(str(Path(path).parent), {"train": [path]}, key)
     if glob.has_magic(path):
         base = next(parent for parent in Path(path).parents if not glob.has_magic(str(parent)))
         pattern = str(Path(path).relative_to(base))
@@ -81,7 +83,7 @@ def locate(
         if not found:
             there = "which exists" if base.is_dir() else "which does not exist"
             raise RunError(f"{key}: no file matches {path} (searched from {base.resolve()}, {there})")
-        return _located(str(base), {"train": found}, f"{key}={path}")
+        return _located(str(base), {"train": found}, key)
     if HUB_ID.fullmatch(path):
         say(f"asking the Hugging Face Hub for {path}")
         return _hub(path, subset, revision, key)
@@ -122,37 +124,40 @@ def _folder(path: str, subset: str | None, key: str) -> Located:
     if not tables:
         what = "is empty" if not files else f"holds no data file ({listed(sorted({suffix(file) for file in files}))})"
         raise RunError(f"{key}: the folder {path} {what}; wanted are pictures in class folders or {', '.join(FORMATS)}")
-    if glob.has_magic(path):
-        raise RunError(f"{key}: `datasets` takes * ? [ in a folder's name for a pattern: rename it, or name its files: {path}")
-    if not pictures:
+    if not pictures and any(Path(path, name).exists() for name in DESCRIPTIONS):
+        if glob.has_magic(path):
+            raise RunError(f"{key}: `datasets` takes * ? [ in the name of a folder with a README.md for a pattern: rename {path}")
         builder = _builder(key, path, name=subset)
-        return _located(path, builder.config.data_files, f"{key}={path}", builder)
+        return _located(path, builder.config.data_files, key, builder)
     # `datasets` would take a folder of pictures beside the tables that name them for a folder of pictures.
     from datasets.data_files import DataFilesDict, get_data_patterns
 
-    suffixes = sorted({suffix(file) for file in naming})
-    splits = DataFilesDict.from_patterns(get_data_patterns(path), base_path=path, allowed_extensions=suffixes)
-    return _located(path, splits, f"{key}={path}")
+    base = glob.escape(path)
+    suffixes = sorted({suffix(file) for file in (naming or tables)})
+    splits = DataFilesDict.from_patterns(get_data_patterns(base), base_path=base, allowed_extensions=suffixes)
+    return _located(path, splits, key)
 
 
-def _located(root: str, splits: Mapping[Any, Sequence[str]], said: str, builder: Any = None) -> Located:
+def _located(root: str, splits: Mapping[Any, Sequence[str]], key: str, builder: Any = None) -> Located:
     """One format for all files, and no file of zero bytes."""
     found = sorted({suffix(file) for files in splits.values() for file in files})
     formats = {FORMATS.get(its) for its in found}
     format = formats.pop()
     if formats or format is None:
-        raise RunError(f"{said}: data files are all of one format out of {', '.join(FORMATS)}, but found are {listed(found)}")
+        raise RunError(f"{key}: data files are all of one format out of {', '.join(FORMATS)}, but {root} has {listed(found)}")
     local = (file for files in splits.values() for file in files if not is_remote(file))
     empty = dict.fromkeys(file for file in local if Path(file).stat().st_size == 0)
     kept = {str(split): tuple(file for file in files if file not in empty) for split, files in splits.items()}
     for split, files in kept.items():
         if not files:
             raise RunError(f"{splits[split][0]}: the file is empty (0 bytes), and there is no other for split {split}")
-    if builder is not None:
+    subset = builder.config.name if builder else None
+    if builder is None and format not in OPENED_BY_FILE:
+        builder = _builder(key, root, data_files={split: list(map(glob.escape, files)) for split, files in kept.items()})
+    elif builder is not None:
         builder.config.data_files = {split: list(files) for split, files in kept.items()}
-    elif format not in OWN_READERS:
-        builder = _builder("data.path", root or format, data_files={split: list(files) for split, files in kept.items()})
-    return Located(root, format, kept, notes=tuple(f"left out: {file} is empty (0 bytes)" for file in empty), builder=builder)
+    notes = tuple(f"left out: {file} is empty (0 bytes)" for file in empty)
+    return Located(root, format, kept, notes=notes, builder=builder, subset=subset)
 
 
 def _hub(path: str, subset: str | None, revision: str | None, key: str) -> Located:
@@ -160,20 +165,27 @@ def _hub(path: str, subset: str | None, revision: str | None, key: str) -> Locat
     splits = {str(split): tuple(files) for split, files in builder.config.data_files.items()}
     known = {FORMATS.get(suffix(file)) for files in splits.values() for file in files}
     format = known.pop() if len(known) == 1 else None
-    return Located("", format or builder.name, splits, builder=builder, revision=builder.hash)
+    found = format or builder.name
+    return Located("", found, splits, builder=builder, subset=builder.config.name, revision=builder.hash)
 
 
 def _builder(key: str, path: str, name: str | None = None, revision: str | None = None, **arguments: Any) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_dataset_builder(path, name=name, revision=revision, **arguments)
+    except Exception as error:
+        raise refusal(error, key, path, revision) from None
+
+
+def quiet() -> None:
+    """Keep `datasets` and the Hub's client from telling on their own what is told here, and each retry."""
     import datasets
     import huggingface_hub
 
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(logging.CRITICAL)
-    huggingface_hub.logging.set_verbosity(logging.CRITICAL)  # it tells of every one of its retries
-    try:
-        return datasets.load_dataset_builder(path, name=name, revision=revision, **arguments)
-    except Exception as error:
-        raise refusal(error, key, path, revision) from None
+    huggingface_hub.logging.set_verbosity(logging.CRITICAL)
 
 
 def refusal(error: Exception, key: str, path: str, revision: str | None) -> LockstepError:

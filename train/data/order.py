@@ -5,7 +5,7 @@ A position counts samples since the start of training; position p is place p mod
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,12 @@ _ROUNDS = 12
 
 def mix(value: Bits) -> Bits:
     """The finalizer of SplitMix64 (Steele, Lea and Flood 2014), a bijection of 64-bit numbers, for one number or an array."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
+    bits: Any = value  # numpy's stubs make signed numbers of uint64 and int
+    bits = (bits + 0x9E3779B97F4A7C15) & _MASK
+    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
+    mixed: Bits = bits ^ (bits >> 31)
+    return mixed
 
 
 def key(*parts: int) -> int:
@@ -44,7 +46,7 @@ def permute(places: Indices, size: int, seed: int) -> Indices:
     half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
     low = (1 << half) - 1
     round_keys = [key(seed, number) for number in range(_ROUNDS)]
-    values = places.astype(np.uint64)
+    values: Any = places.astype(np.uint64)
     pending = np.arange(values.size)
     while pending.size:
         left, right = values[pending] >> half, values[pending] & low
@@ -52,7 +54,8 @@ def permute(places: Indices, size: int, seed: int) -> Indices:
             left, right = right, left ^ (mix(right ^ round_key) & low)
         values[pending] = (left << half) | right
         pending = pending[values[pending] >= size]
-    return values.astype(np.int64)
+    permuted: Indices = values.astype(np.int64)
+    return permuted
 
 
 def map_order(positions: Indices, size: int, seed: int, *, shuffle: bool) -> tuple[Indices, Indices]:
@@ -68,7 +71,7 @@ def map_order(positions: Indices, size: int, seed: int, *, shuffle: bool) -> tup
 def shard_order(epoch: int, shards: int, seed: int, *, shuffle: bool) -> list[int]:
     """The shards of a stream in the order in which `epoch` reads them."""
     order = np.arange(shards, dtype=np.int64)
-    return (permute(order, shards, key(seed, epoch, 0)) if shuffle else order).tolist()
+    return [int(shard) for shard in (permute(order, shards, key(seed, epoch, 0)) if shuffle else order)]
 
 
 def block_order(epoch: int, block: int, size: int, seed: int, *, shuffle: bool) -> Indices:

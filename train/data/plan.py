@@ -21,6 +21,7 @@ from train.data.source import MapSource, Source, StreamSource
 T = TypeVar("T")
 
 _MAP_CHUNK = 8192  # positions ordered at once, which makes the order's cost per sample about a microsecond
+_MAP_EPOCHS = 8  # and no more epochs than this, each of which costs as much as hundreds of samples
 
 
 class Records(NamedTuple):
@@ -52,6 +53,11 @@ def epoch_length(source: Source) -> int | None:
     return sum(sizes) if len(sizes) == source.shards else None
 
 
+def rows_of(source: Source, records: Records) -> pa.Table:
+    """The rows of some records: a stream has read them already, a map-style source takes them by key."""
+    return source.take(records.keys) if isinstance(source, MapSource) else records.rows
+
+
 def training_plan(source: Source, share: Share, position: int, *, seed: int, shuffle: bool, block: int) -> Iterator[Records]:
     """The micro-batches of this process from `position` on, without end."""
     if isinstance(source, MapSource):
@@ -72,12 +78,13 @@ def evaluation_plan(source: Source, micro: int, rank: int, processes: int) -> It
 
 
 def first_records(source: Source, count: int) -> Iterator[Records]:
-    """The first `count` records in the source's own order, one at a time."""
-    yield from itertools.islice(evaluation_plan(source, 1, 0, 1), count)
+    """The first `count` records in the source's own order, one at a time, read on this thread."""
+    plan = evaluation_plan(source, 1, 0, 1) if isinstance(source, MapSource) else _in_order(source, 1)
+    return itertools.islice(plan, count)
 
 
 def _map_plan(source: MapSource, share: Share, position: int, seed: int, shuffle: bool) -> Iterator[Records]:
-    steps = max(1, _MAP_CHUNK // share.count)
+    steps = max(1, min(_MAP_CHUNK // share.count, _MAP_EPOCHS * source.size // share.batch))
     while True:
         starts = position + share.batch * np.arange(steps, dtype=np.int64)
         positions = (starts[:, None] + np.arange(share.first, share.first + share.count, dtype=np.int64)).ravel()

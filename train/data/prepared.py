@@ -49,7 +49,6 @@ class Records(datasets.ArrowBasedBuilder):  # type: ignore[misc]  # `datasets` h
 
 def prepare(stream: StreamSource, say: Callable[[str], None]) -> Any:
     """The stream's rows as a `datasets.Dataset`, from the cache where these files were written before."""
-    datasets.disable_progress_bars()
     try:
         builder = Records(dataset_name="records", hash=fingerprint(stream))
         builder.stream = stream

@@ -1,7 +1,7 @@
-"""Files read as batches of raw columns, one shard a file, with what can be known of each file before it is read.
+"""A split as batches of raw columns, one shard a file, streamed by `datasets`; and what is known of a file before that.
 
-CSV and JSON Lines are read here row by row rather than by `datasets`, which takes the columns and types of the first rows
-for all: a later row with another key, or a text among numbers, would end an epoch in the middle.
+Each file is a data set of its own, as `datasets` would cast all files of one to the columns and types of the first. It is
+made when its shard is read, since that takes milliseconds.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import csv
 import io
 import itertools
 import json
+from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import PurePath
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import pyarrow as pa
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 ROWS = 1000  # of a batch; what is held in memory at a time
 IMAGE, CLASS = "image", "class label"  # the kinds of a column that say what the column is for
 
-COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2"}
 
 T = TypeVar("T")
 
@@ -63,79 +65,87 @@ def parquet(files: Sequence[str], features: Mapping[str, Any]) -> Reader:
     """Row counts and columns come from the footers, and a start in the middle reads only the row groups from there on."""
     import datasets
 
-    def footer_of(file: str) -> pq.FileMetaData:
+    def look(file: str) -> tuple[list[int], dict[str, Any]]:
+        """The row after each row group, and the columns, with what a README knows of them."""
         with open_file(file) as opened:
-            return pq.read_metadata(opened)
-
-    footers = _each(files, footer_of)
-    groups = [[footer.row_group(i).num_rows for i in range(footer.num_row_groups)] for footer in footers]
-    every = [datasets.Features.from_arrow_schema(footer.schema.to_arrow_schema()) for footer in footers]
-    for own in every:
+            footer = pq.read_metadata(opened)
+        own = datasets.Features.from_arrow_schema(footer.schema.to_arrow_schema())
         own.update({name: feature for name, feature in features.items() if name in own})
+        return list(itertools.accumulate(footer.row_group(i).num_rows for i in range(footer.num_row_groups))), own
+
+    looks = _each(files, look)
 
     def batches(shard: int, start: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        with open_file(files[shard]) as opened:
-            first = 0
-            while first < len(groups[shard]) and start >= groups[shard][first]:
-                start -= groups[shard][first]
-                first += 1
-            kept = list(range(first, len(groups[shard])))
-            for batch in pq.ParquetFile(opened).iter_batches(ROWS, row_groups=kept, columns=list(columns)):
-                if start < batch.num_rows:
-                    yield pa.Table.from_batches([batch.slice(start)])
-                start = max(0, start - batch.num_rows)
+        rows = _rows(datasets.IterableDataset.from_parquet, files[shard], columns=list(columns), batch_size=ROWS)
+        ends = looks[shard][0]
+        first = bisect_right(ends, start)  # the row group that holds the start
+        if 0 < first < len(ends):
+            groups = rows.reshard()
+            wanted = range(first, groups.num_shards)
+            rows = datasets.concatenate_datasets([groups.shard(groups.num_shards, group) for group in wanted])
+            start -= ends[first - 1]
+        return _tables(rows, start)
 
-    kinds = [{name: kind(feature) for name, feature in own.items()} for own in every]
-    return Reader(tuple(files), [sum(counts) for counts in groups], kinds, batches, class_names(every[0]))
+    kinds = [{name: kind(feature) for name, feature in own.items()} for _, own in looks]
+    sizes: list[int | None] = [ends[-1] if ends else 0 for ends, _ in looks]
+    return Reader(tuple(files), sizes, kinds, batches, class_names(looks[0][1]))
 
 
 def delimited(files: Sequence[str], features: Mapping[str, Any]) -> Reader:
     """CSV, or TSV by the suffix, with a header line; every value is its text."""
+    import datasets
 
-    def rows(file: str) -> Iterator[list[str]]:
-        with io.TextIOWrapper(open_file(file), encoding="utf-8-sig", newline="") as text:
-            yield from csv.reader(text, delimiter="\t" if ".tsv" in file else ",", strict=True)
+    def delimiter(file: str) -> str:
+        return "\t" if ".tsv" in PurePath(file).suffixes else ","
 
-    headers = _each(files, lambda file: next(rows(file), []))
+    def header_of(file: str) -> list[str]:
+        with _open_text(file) as text:
+            return next(filter(None, csv.reader(text, delimiter=delimiter(file))), [])
 
     def batches(shard: int, start: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        places = [headers[shard].index(name) for name in columns]
-        lines = (line for line in itertools.islice(rows(files[shard]), 1, None) if line)
-        for chunk in _chunks(itertools.islice(lines, start, None)):
-            cells = [[line[place] if place < len(line) else None for line in chunk] for place in places]
-            yield pa.table([pa.array(column, pa.string()) for column in cells], names=list(columns))
+        texts = datasets.Features(dict.fromkeys(columns, datasets.Value("string")))
+        options = {"sep": delimiter(files[shard]), "usecols": list(columns), "index_col": False, "na_filter": False}
+        return _tables(_rows(datasets.IterableDataset.from_csv, files[shard], features=texts, **options), start)
 
-    kinds = [dict.fromkeys(header, "text") for header in headers]
+    kinds = [dict.fromkeys(header, "text") for header in _each(files, header_of)]
     return Reader(tuple(files), [None] * len(files), kinds, batches, class_names(features))
 
 
 def json_lines(files: Sequence[str], features: Mapping[str, Any]) -> Reader:
-    """JSON Lines, or one JSON list of objects; a key that a row lacks is a null."""
+    """JSON Lines, or one JSON list of objects; a key that a row lacks is a null.
 
-    def rows(file: str) -> Iterator[dict[str, Any]]:
-        with io.TextIOWrapper(open_file(file), encoding="utf-8-sig") as text:
-            lines = enumerate(text, start=1)
-            for number, line in lines:
-                if number == 1 and line.lstrip().startswith("["):
-                    yield from json.loads(line + text.read())
-                elif line.strip():
-                    try:
-                        row = json.loads(line)
-                    except ValueError as error:
-                        raise RunError(f"{file}:{number}: not JSON: {error}") from None
-                    if not isinstance(row, dict):
-                        raise RunError(f"{file}:{number}: a row is an object like {{...}}, this is {line.strip():.40}")
-                    yield row
+    `datasets` streams the lines as text, and they are parsed here: its JSON reader ends an epoch at a key that the first
+    rows lack, turns the label cat into "cat" (in quotes) where another row has a number, and names no line that is broken.
+    """
+    import datasets
+
+    def objects(file: str, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+        numbered = enumerate(lines, start=1)
+        for number, line in numbered:
+            if number == 1 and line.lstrip().startswith("["):
+                yield from json.loads("\n".join([line, *(rest for _, rest in numbered)]))
+            elif line.strip():
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    raise RunError(f"{file}:{number}: not JSON: {error}") from None
+                if not isinstance(row, dict):
+                    raise RunError(f"{file}:{number}: a row is an object like {{...}}, this is {line.strip():.40}")
+                yield row
 
     def kinds_of(file: str) -> dict[str, str]:
         """Keys and types in the first rows: one row may lack a key, or hold a null."""
         kinds: dict[str, str] = {}
-        for row in itertools.islice(rows(file), 100):
-            kinds.update({key: type(value).__name__ for key, value in row.items() if kinds.get(key) in (None, "NoneType")})
+        with _open_text(file) as text:
+            for row in itertools.islice(objects(file, text), 100):
+                kinds.update({key: type(value).__name__ for key, value in row.items() if kinds.get(key) in (None, "NoneType")})
         return {key: "null" if its == "NoneType" else its for key, its in kinds.items()}
 
     def batches(shard: int, start: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        for chunk in _chunks(itertools.islice(rows(files[shard]), start, None)):
+        text = _tables(_rows(datasets.IterableDataset.from_text, files[shard], encoding="utf-8-sig"))
+        lines = (line for table in text for line in table["text"].to_pylist())
+        rows = itertools.islice(objects(files[shard], lines), start, None)
+        while chunk := list(itertools.islice(rows, ROWS)):
             yield pa.table({name: pa.array([_scalar(row.get(name)) for row in chunk], pa.string()) for name in columns})
 
     return Reader(tuple(files), [None] * len(files), _each(files, kinds_of), batches, class_names(features))
@@ -162,11 +172,7 @@ def streamed(builder: Any, split: str, files: Sequence[str]) -> Reader:
     named = tuple(files) if len(files) == shards else tuple(f"{builder.base_path} {split} {i}" for i in range(shards))
 
     def batches(shard: int, start: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        rows = stream.shard(num_shards=shards, index=shard).select_columns(list(columns)).with_format("arrow")
-        for table in rows.iter(batch_size=ROWS):
-            if start < table.num_rows:
-                yield table.slice(start)
-            start = max(0, start - table.num_rows)
+        return _tables(stream.shard(shards, shard).select_columns(list(columns)), start)
 
     kinds = {name: kind(feature) for name, feature in features.items()}
     return Reader(named, [None] * shards, [kinds] * shards, batches, class_names(features))
@@ -189,6 +195,24 @@ def class_names(features: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(feature.names) for name, feature in features.items() if kind(feature) == CLASS}
 
 
+def _rows(read: Callable[..., Any], file: str, **options: Any) -> Any:
+    """One file as an `IterableDataset`, its name taken as it is: it is no pattern, and was found before."""
+    from datasets.data_files import DataFilesDict, DataFilesList
+
+    found = DataFilesDict({"train": DataFilesList([file], [])})
+    # A stream has no cache, but `datasets` locks the one it would have, and hashes all options for its name.
+    with TemporaryDirectory() as cache:
+        return read(found, split="train", cache_dir=cache, config_id="stream", **options)
+
+
+def _tables(rows: Any, start: int = 0) -> Iterator[pa.Table]:
+    return cast("Iterator[pa.Table]", rows.skip(start).with_format("arrow").iter(ROWS))
+
+
+def _open_text(file: str) -> io.TextIOWrapper:
+    return io.TextIOWrapper(open_file(file), encoding="utf-8-sig", newline="")
+
+
 def _each(files: Sequence[str], look: Callable[[str], T]) -> list[T]:
     """`look` at every file, remote ones side by side; a file that cannot be read is named."""
 
@@ -207,12 +231,6 @@ def _each(files: Sequence[str], look: Callable[[str], T]) -> list[T]:
 def unreadable(file: str, error: Exception) -> RunError:
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     return RunError(f"{file}: cannot be read (damaged, cut short or not of the format its name says): {reason}")
-
-
-def _chunks(rows: Iterable[T]) -> Iterator[list[T]]:
-    iterator = iter(rows)
-    while chunk := list(itertools.islice(iterator, ROWS)):
-        yield chunk
 
 
 def _scalar(value: Any) -> str | None:

@@ -13,7 +13,7 @@ from train.data import readers
 from train.data.columns import choose
 from train.data.folders import SPLIT_NAMES
 from train.data.labels import Labels, infer, listed, numbered
-from train.data.locate import Located, locate
+from train.data.locate import Located, locate, quiet
 from train.data.records import SCHEMA, label_texts, record_table
 from train.errors import LockstepError, RunError, UsageError
 
@@ -139,7 +139,12 @@ class Sources:
 
 def open_data(data: Data, say: Callable[[str], None] = lambda line: None) -> Sources:
     """Open the training and the validation split of `data`. `say` is told of what may take long, before it begins."""
+    quiet()
     found = place = locate(data.path, data.subset, data.revision, say=say)
+    for key, given, used in (("revision", data.revision, found.revision), ("subset", data.subset, found.subset)):
+        if given is not None and used is None:
+            where = "the Hugging Face Hub" + " or a folder whose README.md describes subsets" * (key == "subset")
+            raise UsageError(f"data.{key}: {given} means nothing, as data.path={data.path} is not on {where}: remove data.{key}")
     if data.validation_path is not None:
         place = locate(data.validation_path, data.subset, key="data.validation_path", say=say)
     train_split, validation_split = _splits(found, place, data)

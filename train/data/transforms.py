@@ -1,28 +1,31 @@
-"""From an undecoded picture to a tensor: decoding, and the named transforms with their randomness fixed per sample."""
+"""From an undecoded picture to a tensor: decoding, and the named transforms with their randomness fixed per sample.
+
+A transform is a name of torchvision.transforms.v2, or `package.module:NAME`: anything importable that makes a callable.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from train.arguments import check_arguments, check_name
-from train.data.order import key
+from train.arguments import check_arguments, check_name, imported
 from train.config import Problem
-from train.seeds import seed_generators
+from train.seeds import seed_sample
 
 if TYPE_CHECKING:
     from torchvision.transforms import v2
 
+Mode = Literal["RGB", "GRAY"]
 NamedTransform = str | Mapping[str, Mapping[str, Any]]
 
 
-def decode(data: bytes, mode: str) -> Tensor:
-    """A picture's bytes as uint8 (C, H, W), upright; C is 3 for mode RGB and 1 for GRAY. ValueError says what is wrong with it."""
+def decode(data: bytes, mode: Mode) -> Tensor:
+    """A picture's bytes as uint8 (C, H, W), upright; C is 3 for mode RGB and 1 for GRAY. ValueError says what is wrong."""
     from torchcodec.decoders import decode_image
 
     if not data:
@@ -35,7 +38,7 @@ def decode(data: bytes, mode: str) -> Tensor:
         raise ValueError(f"cannot be decoded: {str(error).split(', ')[-1].strip()}") from error
 
 
-def _decode_with_pillow(data: bytes, mode: str) -> Tensor:
+def _decode_with_pillow(data: bytes, mode: Mode) -> Tensor:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
@@ -58,17 +61,20 @@ def names() -> dict[str, type]:
 
 def check(section: Mapping[str, Sequence[NamedTransform]]) -> list[Problem]:
     """What is wrong with the named transforms of `train` and `validation`."""
-    known = names()
     problems = []
     for split, entries in section.items():
         for place, entry in enumerate(entries):
             name, arguments = _split(entry)
-            found = check_name(name, known, "transform in torchvision.transforms.v2")
-            found = found or check_arguments(f"data.transforms.{split}.{place}.{name}", known[name], arguments)
+            try:
+                make = _find(name)
+            except LookupError as error:
+                problems.append(Problem(f"{split}.{place}.{name}", str(error)))
+                continue
+            found = check_arguments(f"data.transforms.{split}.{place}.{name}", make, arguments)
             problems += [Problem(f"{split}.{place}.{name}.{problem.key}", problem.message) for problem in found]
             if not found:
                 try:
-                    known[name](**arguments)
+                    make(**arguments)
                 except (TypeError, ValueError) as error:
                     problems.append(Problem(f"{split}.{place}.{name}", str(error)))
     return problems
@@ -80,8 +86,17 @@ def build(named: Sequence[NamedTransform]) -> v2.Transform | None:
 
     if not named:
         return None
+    return v2.Compose([_find(name)(**arguments) for name, arguments in map(_split, named)])
+
+
+def _find(name: str) -> Callable[..., Callable[[Tensor], Tensor]]:
+    """What makes the transform; LookupError says why there is none."""
+    if ":" in name:
+        return imported(name)  # type: ignore[no-any-return]
     known = names()
-    return v2.Compose([known[name](**arguments) for name, arguments in map(_split, named)])
+    if problems := check_name(name, known, "transform in torchvision.transforms.v2"):
+        raise LookupError(problems[0].message)
+    return known[name]
 
 
 def _split(entry: NamedTransform) -> tuple[str, dict[str, Any]]:
@@ -92,7 +107,11 @@ def _split(entry: NamedTransform) -> tuple[str, dict[str, Any]]:
 
 
 class Augment:
-    """Applies transforms to a decoded picture; what is random in them is a function of (seed, epoch, sample key) alone."""
+    """Applies transforms to a decoded picture; what is random in them is a function of (seed, epoch, sample key) alone.
+
+    So is what a transform draws from `random`, `numpy.random` and `torch`. A generator of its own follows too where it is made
+    for each sample from `torch.initial_seed()`; `numpy.random.default_rng()` without a seed asks the operating system.
+    """
 
     def __init__(self, named: Sequence[NamedTransform], seed: int) -> None:
         self.transform = build(named)
@@ -101,6 +120,6 @@ class Augment:
     def __call__(self, picture: Tensor, epoch: int, sample: int) -> Tensor:
         if self.transform is None:
             return picture
-        seed_generators(key(self.seed, epoch, sample))
+        seed_sample(self.seed, epoch, sample)
         transformed: Tensor = self.transform(picture)
         return transformed

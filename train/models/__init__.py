@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from train import config
-from train.arguments import check_arguments, check_name
+from train.arguments import check_arguments, check_name, imported
 from train.config import Problem
 from train.errors import UsageError
 
@@ -60,12 +60,7 @@ def build(section: config.Model, *, classes: int, channels: int) -> nn.Module:
 def _find(name: str) -> Callable[..., nn.Module]:
     """What makes the model; LookupError says why there is none."""
     if ":" in name:
-        module_name, _, attribute = name.partition(":")
-        try:
-            made = getattr(importlib.import_module(module_name), attribute)
-        except (ImportError, AttributeError) as error:
-            raise LookupError(f"{name} cannot be imported: {error}") from error
-        return made  # type: ignore[no-any-return]
+        return imported(name)  # type: ignore[no-any-return]
     if name.startswith("torchvision/"):
         from torchvision import models
 

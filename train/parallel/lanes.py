@@ -3,7 +3,7 @@
 The global batch of a step is `count` equal micro-batches, one a lane. A process computes a contiguous range of lanes one after
 the other. The lanes' gradients are summed as one perfect binary tree over all lanes: a process sums its own subtree with a binary
 counter of partial sums (`TreeSum`), and the processes' subtrees are added shard by shard after an all-to-all and shared by an
-all-gather, which together move as many bytes as a ring all-reduce. The bracketing is therefore the same wherever a lane is computed.
+all-gather, which together move as many bytes as a ring all-reduce. So the bracketing is the same wherever a lane is computed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from train.errors import UsageError
+from train.errors import RunError, UsageError
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Lanes:
         if self.processes > 1 and (share * self.processes != self.count or share & (share - 1)):
             fits = [n for n in range(1, self.count + 1) if self.count % n == 0 and not (k := self.count // n) & (k - 1)]
             raise UsageError(
-                f"batch.lanes: {self.count} lanes cannot be shared by {self.processes} processes so that the sums keep their order. "
-                f"Lanes per process must be a power of two: run on {', '.join(map(str, fits))} or 1 processes, "
+                f"batch.lanes: {self.count} lanes cannot be shared by {self.processes} processes so that the sums keep their "
+                f"order. Lanes per process must be a power of two: run on {', '.join(map(str, fits))} or 1 processes, "
                 f"or set batch.lanes to {self.processes} times a power of two."
             )
 
@@ -84,7 +84,7 @@ def ordered_all_reduce(flat: Tensor, processes: int) -> Tensor:
     received = torch.empty_like(parts)
     dist.all_to_all_single(received, parts)
     shard = tree_sum(received.view(processes, length).unbind())
-    dist.all_gather_into_tensor(received, shard)
+    dist.all_gather_single(received, shard)
     return received[: flat.numel()]
 
 
@@ -117,12 +117,24 @@ class GradientSum:
         with nullcontext() if last or not isinstance(self.model, DistributedDataParallel) else self.model.no_sync():
             yield
         self.buffers.collect(keep=weight > 0)
-        if last and not isinstance(self.model, DistributedDataParallel):
+        if last and isinstance(self.model, DistributedDataParallel):
+            self._refuse_unused(self.model.module)
+        elif last:
             self._partials.finish(self._gradients())
-        elif not last and self.strict:
+        elif self.strict:
             self._partials.push(self._gradients())
             for parameter in self.parameters:
                 parameter.grad = None
+
+    def _refuse_unused(self, model: nn.Module) -> None:
+        """DDP would wait for these gradients for ever, and says so one step later and without their names."""
+        unused = [name for name, value in model.named_parameters() if value.requires_grad and value.grad is None]
+        if unused:
+            raise RunError(
+                f"{', '.join(unused[:8])}{f' and {len(unused) - 8} more' if len(unused) > 8 else ''}: no part in the loss, which "
+                "several processes cannot train. Take them out of the model, freeze them with requires_grad_(False), or let "
+                "forward use them in every pass; or run one process."
+            )
 
     def _gradients(self) -> list[Tensor]:
         for parameter in self.parameters:
@@ -147,7 +159,7 @@ def _reduce_bucket(gradients: GradientSum, bucket: GradBucket) -> torch.futures.
     if not gradients.strict:
         work = dist.all_reduce(flat, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
-    devices = [flat.device] if flat.is_cuda else []
+    devices: list[int | str | torch.device] = [flat.device] if flat.is_cuda else []
     result: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
     ready = torch.cuda.current_stream(flat.device).record_event() if flat.is_cuda else None
 
@@ -158,7 +170,7 @@ def _reduce_bucket(gradients: GradientSum, bucket: GradBucket) -> torch.futures.
                     ready.wait()
                 result.set_result(ordered_all_reduce(flat, gradients.lanes.processes))
         except Exception as error:  # handed to the backward pass, which waits for the result
-            result.set_exception(error)
+            result.set_exception(error)  # type: ignore[arg-type]  # the stub asks for a result here
 
     gradients._thread.submit(reduce)
     return result

@@ -31,7 +31,7 @@ class Processes:
             )
         self.rank: int = accelerator.process_index
         self.count: int = accelerator.num_processes
-        self._group = None
+        self._group: Any = None
         if self.count > 1:
             self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 

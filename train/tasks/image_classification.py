@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ class PictureDecoder:
 class ImageClassification:
     """Cross-entropy over the classes; the metrics are accuracy and loss."""
 
-    higher_is_better = {"accuracy": True, "loss": False}
+    higher_is_better: ClassVar = {"accuracy": True, "loss": False}
 
     def __init__(self, data: config.Data, labels: Labels, device: torch.device) -> None:
         self.data = data
@@ -74,7 +74,8 @@ class ImageClassification:
             ) from error
         if scores.shape != (1, len(self.labels.names)):
             raise UsageError(
-                f"model.name: {name} gives {tuple(scores.shape[1:])} scores a sample; the data have {len(self.labels.names)} classes"
+                f"model.name: {name} gives {tuple(scores.shape[1:])} scores a sample; the data have {len(self.labels.names)} "
+                "classes"
             )
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

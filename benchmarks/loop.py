@@ -1,0 +1,198 @@
+"""What a step costs here beside a bare PyTorch loop and an Accelerate loop as its documentation writes it.
+
+    python benchmarks/loop.py [CONFIG.yaml ...] [key=value ...] [--rounds 7] [--steps 100]
+
+The three train the same model on the same pictures with the same optimizer, at one lane, with the same number of workers and
+CPU threads, and log the loss every ten steps. They take turns in one process; the table gives medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import click
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+
+from train import determinism, models
+from train.config import Config
+from train.data.plan import first_records, rows_of
+from train.data.transforms import decode
+from train.job import Job, prepare
+from train.journal import Journal
+from train.optim import build_optimizer
+from train.parallel.processes import Processes
+from train.run import load_config
+from train.run_folder import RunFolder
+from train.stopping import StopRequest
+from train.trainer import Trainer
+
+LOG_EVERY = 10
+
+
+class Pictures(Dataset[tuple[Tensor, Tensor]]):
+    """The training split in memory, undecoded."""
+
+    def __init__(self, job: Job) -> None:
+        self.image = job.config.data.image
+        tables = (rows_of(job.sources.train, records) for records in first_records(job.sources.train, 20_000))
+        self.rows = [
+            (row["image"]["bytes"], job.sources.labels.id(row["label"])) for table in tables for row in table.to_pylist()
+        ]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
+        data, label = self.rows[place]
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.image.mean, self.image.std))
+        return (decode(data, self.image.mode).float().div_(255) - mean).div_(std), torch.tensor(label)
+
+
+def endless(loader: DataLoader[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    while True:
+        yield from loader
+
+
+def fresh(job: Job) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = models.build(job.config.model, classes=len(job.sources.classes), channels=job.task.channels)
+    return model, build_optimizer(job.config.optimizer, model)
+
+
+def bare(job: Job, loader: DataLoader[tuple[Tensor, Tensor]], log: Callable[[str], None]) -> Callable[[int], None]:
+    model, optimizer = fresh(job)
+    batches = endless(loader)
+    model.train()
+
+    def train(steps: int) -> None:
+        for step in range(steps):
+            image, label = next(batches)
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(image), label)
+            loss.backward()
+            optimizer.step()
+            if step % LOG_EVERY == 0:
+                log(f"step {step} loss {loss.item():.4f}")
+
+    return train
+
+
+def accelerated(job: Job, loader: DataLoader[tuple[Tensor, Tensor]], log: Callable[[str], None]) -> Callable[[int], None]:
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    model, optimizer, prepared = accelerator.prepare(*fresh(job), loader)
+    batches = endless(prepared)
+    model.train()
+
+    def train(steps: int) -> None:
+        for step in range(steps):
+            image, label = next(batches)
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(image), label)
+            accelerator.backward(loss)
+            optimizer.step()
+            if step % LOG_EVERY == 0:
+                log(f"step {step} loss {loss.item():.4f}")
+
+    return train
+
+
+def ours(job: Job, folder: RunFolder) -> Callable[[int], None]:
+    trainer = Trainer(job, StopRequest())
+    journal = Journal(job, folder, trainer.step, 0.0)
+    trainer.begin(journal)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            trainer.train_step()
+
+    return train
+
+
+@click.command()
+@click.argument("settings", nargs=-1)
+@click.option("--rounds", default=7, show_default=True, help="Turns of each loop, after one to warm up.")
+@click.option("--steps", default=100, show_default=True, help="Steps of a turn.")
+def main(settings: tuple[str, ...], rounds: int, steps: int) -> None:
+    root = Path(__file__).parent.parent
+    files = [Path(setting) for setting in settings if "=" not in setting] or [root / "configs" / "digits.yaml"]
+    overrides = [setting for setting in settings if "=" in setting]
+    with tempfile.TemporaryDirectory() as scratch:
+        config = load_config(
+            files,
+            [
+                "data.workers=1",
+                *overrides,
+                f"run.output_dir={scratch}",
+                "batch.lanes=1",
+                f"tracking.every={LOG_EVERY}",
+                f"steps={(rounds + 1) * steps + 1}",
+                "evaluate.every=0",
+                "checkpoint.every=0",
+                "data.transforms.train=[]",
+            ],
+        )
+        measure(config, rounds, steps)
+
+
+def measure(config: Config, rounds: int, steps: int) -> None:
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    job = prepare(config, accelerator, Processes(accelerator), print, saved=None)
+    loader = DataLoader(
+        Pictures(job), config.batch.size, shuffle=True, drop_last=True, num_workers=job.workers, persistent_workers=True
+    )
+    with Path(os.devnull).open("w") as sink:
+
+        def log(line: str) -> None:
+            print(line, file=sink, flush=True)
+
+        loops = {
+            "bare PyTorch loop": bare(job, loader, log),
+            "Accelerate loop": accelerated(job, loader, log),
+            "this trainer": ours(job, RunFolder(config.folder)),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in loops}
+        busy: dict[str, list[float]] = {name: [] for name in loops}  # CPU time of the training thread, without its waits
+        for turn in range(rounds + 1):
+            for name, train in loops.items():
+                strict = config.run.model_copy(update={"determinism": "strict" if name == "this trainer" else "fast"})
+                determinism.apply(strict.model_copy(update={"threads": job.threads}), 1)
+                began, worked = time.perf_counter(), time.thread_time()
+                train(steps)
+                if turn:
+                    seconds[name].append((time.perf_counter() - began) / steps)
+                    busy[name].append((time.thread_time() - worked) / steps)
+    show(job, {"wall clock": seconds, "CPU time": busy})
+
+
+def show(job: Job, measured: dict[str, dict[str, list[float]]]) -> None:
+    threads = f"{job.threads} CPU thread(s), {job.workers} data worker(s)"
+    table = Table(title=f"{job.config.model.name}, batch {job.config.batch.size}, {threads}")
+    for column in ("loop", "ms a step", "times the bare loop", "least to most"):
+        table.add_column(column, justify="left" if column == "loop" else "right")
+    for what, times in measured.items():
+        bare = next(iter(times.values()))
+        table.add_section()
+        for name, own in times.items():
+            ratios = sorted(time / reference for time, reference in zip(own, bare, strict=True))
+            least_to_most = f"{ratios[0]:.3f} to {ratios[-1]:.3f}"
+            table.add_row(
+                f"{name}, {what}", f"{1000 * statistics.median(own):.2f}", f"{statistics.median(ratios):.3f}", least_to_most
+            )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""What runs have left in their folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import Runner
+
+
+def folder(train: Runner) -> Path:
+    """The only run folder."""
+    [found] = train.outputs.iterdir()
+    return found
+
+
+def summary(train: Runner) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((folder(train) / "summary.json").read_text())
+    return facts
+
+
+def weights(train: Runner) -> str:
+    """The hash of the final weights."""
+    facts = summary(train)
+    assert facts["status"] == "finished"
+    return str(facts["weights_sha256"])
+
+
+def steps(train: Runner) -> list[int]:
+    """The steps of the checkpoints."""
+    return sorted(int(path.name.removeprefix("step-")) for path in train.outputs.glob("*/checkpoints/step-*"))
+
+
+def lines(train: Runner) -> list[dict[str, Any]]:
+    """metrics.jsonl."""
+    return [json.loads(line) for line in (folder(train) / "metrics.jsonl").read_text().splitlines()]
+
+
+def logged(train: Runner) -> list[int]:
+    """The steps of the training lines in metrics.jsonl, as they follow each other."""
+    return [line["step"] for line in lines(train) if "train/loss" in line]
