@@ -27,7 +27,7 @@ SETTINGS = ("model={name: 'tests.spies:Known'}", "steps=1", "evaluate.every=1")
 
 @pytest.mark.parametrize("streaming", ["true", pytest.param("false", marks=pytest.mark.slow)])
 def test_the_metrics_of_nine_samples_are_their_mean_on_any_number_of_processes(tmp_path: Path, streaming: str) -> None:
-    for processes, size, lanes in [(1, 10, 2), (2, 10, 2), (3, 12, 3), (3, 48, 3)]:  # micro-batches of 5, 5, 4 and 16 samples
+    for processes, size, lanes in [(1, 10, 2), (2, 10, 2), (3, 48, 3)]:  # micro-batches of 5, 5 and 16 samples
         train = Runner(tmp_path / f"{processes}-{size}")
         with_known_losses(train.folder, ROWS)
         settings = (*SETTINGS, f"batch.size={size}", f"batch.lanes={lanes}", f"data.streaming={streaming}")
@@ -36,7 +36,7 @@ def test_the_metrics_of_nine_samples_are_their_mean_on_any_number_of_processes(t
         assert metrics["validation/accuracy"] == 1 / 9  # only a loss of 0 is a right answer
 
 
-@pytest.mark.parametrize(("rows", "processes"), [(1, 3), (2, 3), (3, 2), (16, 3)])
+@pytest.mark.parametrize(("rows", "processes"), [(1, 3), (3, 2), (16, 3)])
 def test_sets_that_leave_a_process_without_a_sample_are_measured_too(train: Runner, rows: int, processes: int) -> None:
     with_known_losses(train.folder, rows)
     settings = (*SETTINGS, f"batch.size={4 * processes}", f"batch.lanes={processes}")
@@ -48,7 +48,7 @@ def test_sets_that_leave_a_process_without_a_sample_are_measured_too(train: Runn
 def test_the_metrics_are_the_same_bits_on_any_number_of_processes_and_workers(tmp_path: Path) -> None:
     """With losses that are no round numbers, and averaged weights."""
     found = set()
-    for processes, workers in [(1, 0), (2, 2), (4, 0)]:
+    for processes, workers in [(1, 0), (2, 2)]:
         train = Runner(tmp_path / f"{processes}-{workers}")
         made.shards(train.folder / "set", [20])
         made.shards(train.folder / "set", [7, 16], "validation")

@@ -51,7 +51,7 @@ def test_a_chain_of_kills_ends_as_the_run_that_was_never_killed(tmp_path: Path, 
     assert len(reference.steps()) == 10
     train, config = place(tmp_path / "killed")
     runs, done = [], 0
-    for step, processes, workers in [(1, 1, 0), (3, 2, 1), (4, 1, 2), (6, 4, 0), (6, 2, 0)]:
+    for step, processes, workers in [(1, 1, 0), (3, 2, 1), (6, 4, 0), (6, 1, 0)]:
         settings_now = (*settings, f"data.workers={workers}")
         runs.append(killed(train, config, *settings_now, in_step=step, done=done, processes=processes))
         done = step - 1
@@ -180,11 +180,11 @@ def test_lanes_chosen_by_the_number_of_processes_stay_on_a_resume(tmp_path: Path
 @pytest.mark.parametrize("streaming", ["true", pytest.param("false", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kills", [3, pytest.param(24, marks=pytest.mark.slow)])
 def test_a_run_killed_at_any_time_on_any_machine_has_the_same_weights(tmp_path: Path, streaming: str, kills: int) -> None:
-    """Everything on; SIGKILL comes in random lanes of random steps of three epochs, and each start is on another machine."""
+    """Everything on; SIGKILL comes in random lanes of random steps, and each start is on another machine."""
     dice = random.Random(f"{streaming} {kills}")
     settings = (
-        *EVERYTHING[1:], "model.name=tests.spies:digits", "epochs=3", "schedule.name=cosine", "checkpoint.every=4",
-        "tracking.every=1", f"data.streaming={streaming}",
+        *EVERYTHING[1:], "model.name=tests.spies:digits", f"epochs={3 if kills > 3 else 1}", "schedule.name=cosine",
+        "checkpoint.every=4", "tracking.every=1", f"data.streaming={streaming}",
     )  # fmt: skip
     train = Runner(tmp_path / "reference")
     train.folder.mkdir()

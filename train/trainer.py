@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader
 
+from train.batches import training_batches, validation_batches
 from train.checkpoint import Snapshot
 from train.config import Every
-from train.data.loader import BadSampleError, Batch, load
-from train.data.plan import Records, Share, evaluation_plan, training_plan
-from train.data.source import Source, StreamSource
+from train.data.loader import BadSampleError, Batch
+from train.data.source import StreamSource
 from train.errors import RunError
 from train.evaluation import evaluate
 from train.job import Job
@@ -71,8 +68,8 @@ class Trainer:
     def begin(self, journal: Journal) -> None:
         """Start the workers; evaluation's before training's threads."""
         self.journal = journal
-        self.validation = self._validation_batches()
-        self.batches = self._training_batches()
+        self.validation = validation_batches(self.job)
+        self.batches = training_batches(self.job, self.position)
         self.model.train()
 
     def train_step(self) -> bool:
@@ -274,35 +271,3 @@ class Trainer:
             return []
         everyone = self.processes.gather_objects(source.sizes)
         return [next((size for size in sizes if size is not None), None) for sizes in zip(*everyone, strict=True)]
-
-    def _training_batches(self) -> Iterator[Batch]:
-        job, data = self.job, self.config.data
-        local = job.lanes.local
-        share = Share(self.config.batch.size, job.micro_batch, local.start * job.micro_batch, len(local) * job.micro_batch)
-        plan = partial(
-            training_plan, job.sources.train, share, self.position,
-            seed=self.config.run.seed, shuffle=data.shuffle, block=data.shuffle_block,
-        )  # fmt: skip
-        return iter(self._load(job.sources.train, plan, training=True))
-
-    def _validation_batches(self) -> DataLoader[Batch] | None:
-        """Evaluation's loader; its workers are started now, before training's threads, and stay."""
-        source = self.job.sources.validation
-        if source is None or self.config.evaluate.every.count == 0:
-            return None
-        plan = partial(evaluation_plan, source, self.job.micro_batch, self.processes.rank, self.processes.count)
-        loader = self._load(source, plan, training=False)
-        if loader.num_workers:
-            iter(loader)
-        return loader
-
-    def _load(self, source: Source, plan: Callable[[], Iterator[Records]], *, training: bool) -> DataLoader[Batch]:
-        return load(
-            source,
-            self.task.decoder(self.config.run.seed, training=training),
-            plan,
-            workers=self.job.workers,
-            prefetch=self.config.data.prefetch,
-            pin_memory=self.accelerator.device.type == "cuda",
-            persistent=not training,
-        )

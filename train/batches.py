@@ -1,0 +1,47 @@
+"""The two streams of micro-batches that a job has for this process: training's without end, evaluation's once over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from torch.utils.data import DataLoader
+
+from train.data.loader import Batch, load
+from train.data.plan import Records, Share, evaluation_plan, training_plan
+from train.data.source import Source
+from train.job import Job
+
+
+def training_batches(job: Job, position: int) -> Iterator[Batch]:
+    """The micro-batches of this process's lanes, lane after lane and step after step, from `position` on."""
+    data, local = job.config.data, job.lanes.local
+    share = Share(job.config.batch.size, job.micro_batch, local.start * job.micro_batch, len(local) * job.micro_batch)
+    seed, shuffle, block = job.config.run.seed, data.shuffle, data.shuffle_block
+    plan = partial(training_plan, job.sources.train, share, position, seed=seed, shuffle=shuffle, block=block)
+    return iter(_load(job, job.sources.train, plan, training=True))
+
+
+def validation_batches(job: Job) -> DataLoader[Batch] | None:
+    """This process's part of the validation split, anew at each iteration. Its workers start now and stay: before training's
+    threads do, as a process that has threads is better not forked."""
+    source = job.sources.validation
+    if source is None or job.config.evaluate.every.count == 0:
+        return None
+    plan = partial(evaluation_plan, source, job.micro_batch, job.processes.rank, job.processes.count)
+    loader = _load(job, source, plan, training=False)
+    if loader.num_workers:
+        iter(loader)
+    return loader
+
+
+def _load(job: Job, source: Source, plan: Callable[[], Iterator[Records]], *, training: bool) -> DataLoader[Batch]:
+    return load(
+        source,
+        job.task.decoder(job.config.run.seed, training=training),
+        plan,
+        workers=job.workers,
+        prefetch=job.config.data.prefetch,
+        pin_memory=job.accelerator.device.type == "cuda",
+        persistent=not training,
+    )
