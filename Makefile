@@ -42,7 +42,7 @@ $(READY): requirements.lock
 	rm -rf .venv; \
 	if uv --version >/dev/null 2>&1; then \
 	  uv venv --quiet --python "$$python" .venv; \
-	  uv pip sync --quiet --python .venv/bin/python --require-hashes requirements.lock; \
+	  uv pip sync --quiet --compile-bytecode --python .venv/bin/python --require-hashes requirements.lock; \
 	else \
 	  "$$python" -m venv .venv; \
 	  .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock; \
