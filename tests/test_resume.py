@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -164,6 +166,19 @@ def test_more_steps_are_refused_where_they_would_have_changed_those_already_made
     )
 
 
+def test_moved_data_go_on_and_changed_data_are_refused(tmp_path: Path) -> None:
+    train, config = place(tmp_path)
+    assert train.run(config, "steps=2", "checkpoint.every=2").code == 0
+    moved = train.folder / "elsewhere" / "set"
+    moved.parent.mkdir()
+    (train.folder / "set").rename(moved)
+    finished = train.run(config, f"data.path={moved}", "steps=3", "checkpoint.every=2")
+    assert finished.code == 0 and "resuming" in finished.output, finished.output
+    made.shards(moved, (10, 3, 8))
+    refused = train.run(config, f"data.path={moved}", "steps=4", "checkpoint.every=2")
+    assert refused.code == 1 and "samples: 20 -> 21" in refused.output, refused.output
+
+
 def test_lanes_chosen_by_the_number_of_processes_stay_on_a_resume(tmp_path: Path) -> None:
     """`batch.lanes: auto` is one lane a process, as many as the run was begun with."""
     settings = ("steps=4", "checkpoint.every=1", "batch.lanes=auto")
@@ -175,6 +190,29 @@ def test_lanes_chosen_by_the_number_of_processes_stay_on_a_resume(tmp_path: Path
     assert "2 lanes x 4, 2 lanes a process" in second.output
     assert first.steps(lanes=2) + second.steps(lanes=2) == reference.steps(lanes=2)
     assert second.weights == reference.weights
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to do it")
+def test_the_workers_of_a_killed_run_end_with_it(train: Runner) -> None:
+    """At once, and not when they next look: they hold copies of its sockets, which keep its other processes waiting."""
+    made.shards(train.folder / "set", SIZES)
+    running = train.start(made.config(train.folder), "steps=1000000", "data.workers=2")
+    running.wait_for("step 1/")
+    [trainer] = running.processes
+    workers = [int(pid) for pid in Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children").read_text().split()]
+    assert len(workers) == 2 and all(map(alive, workers))
+    running.kill()
+    deadline = time.monotonic() + 1
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(alive, workers))
 
 
 @pytest.mark.parametrize("streaming", ["true", pytest.param("false", marks=pytest.mark.slow)])

@@ -50,8 +50,8 @@ class Job:
         return self.config.batch.size // self.lanes.count
 
     def data_identity(self) -> dict[str, Any]:
-        """What must be the same for a position to name the same sample."""
-        return {"files": list(self.sources.train.files), "classes": list(self.sources.classes)}
+        """What must be the same for a position to name the same sample, as far as it is known."""
+        return {"files": list(self.sources.train.files), "classes": list(self.sources.classes), "samples": self.epoch_length}
 
     def describe(self) -> list[str]:
         """The decisions, a line each."""
@@ -80,7 +80,8 @@ def prepare(
     sources = open_data(config.data, say)
     if isinstance(sources.train, StreamSource):
         if saved and saved["sizes"]:
-            sources.train.sizes[:] = saved["sizes"]
+            learned = zip(sources.train.sizes, saved["sizes"], strict=False)  # other shards are refused by resume.check_data
+            sources.train.sizes[:] = [now if now is not None else then for now, then in learned]
         if config.epochs is not None and None in sources.train.sizes:
             say("counting the records of an epoch, which this format does not tell ...")
             sources.train.count()

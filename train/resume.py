@@ -71,7 +71,8 @@ def compare(old: Config, new: Config, say: Callable[[str], None]) -> None:
 def check_data(snapshot: Snapshot, now: dict[str, object]) -> None:
     """Refuse to go on with data that are not those of the checkpoint: positions would name other samples."""
     then = snapshot.state["data"]
-    changed = [f"{key}: {_short(then.get(key))} -> {_short(value)}" for key, value in now.items() if then.get(key) != value]
+    known = {key: value for key, value in now.items() if value is not None and then[key] is not None}
+    changed = [f"{key}: {_short(then[key])} -> {_short(value)}" for key, value in known.items() if then[key] != value]
     if changed:
         raise RunError(
             "the data are not those of the checkpoint:\n"

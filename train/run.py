@@ -30,7 +30,7 @@ def run(config: Config, *, dry_run: bool) -> str:
     """Train, or with `dry_run` only say what would be trained. Returns "finished" or "stopped"."""
     determinism.prepare_environment(config.run)
     import torch
-    from accelerate import Accelerator, DistributedDataParallelKwargs
+    from accelerate import Accelerator
 
     from train import resume, tracking
     from train.job import prepare
@@ -47,7 +47,6 @@ def run(config: Config, *, dry_run: bool) -> str:
         cpu=not torch.cuda.is_available(),  # without CUDA a bare Accelerator would let launched processes train apart
         log_with=trackers.log_with or None,
         project_dir=config.folder,
-        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],  # the lanes take care of buffers
     )
     processes = Processes(accelerator)
     say = _say if processes.main else _say_nothing

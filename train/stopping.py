@@ -55,9 +55,14 @@ class StopRequest:
 
 def stop_with_the_launcher() -> None:
     """Ask for SIGTERM when the launcher dies: accelerate's does not pass signals on and would leave an orphan (Linux)."""
-    launched = "ACCELERATE_MIXED_PRECISION" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
-    if launched and sys.platform == "linux":
+    if "ACCELERATE_MIXED_PRECISION" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
+        ask_for_signal_when_parent_dies(signal.SIGTERM)
+
+
+def ask_for_signal_when_parent_dies(number: int) -> None:
+    """Let the kernel send it (Linux)."""
+    if sys.platform == "linux":
         parent = os.getppid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # it died before we asked
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)

@@ -127,6 +127,11 @@ def test_a_resume_lists_what_changed_with_both_values(read: Load) -> None:
     assert differences(old, old) == []
 
 
+def test_data_that_were_moved_are_the_same_data_by_name(read: Load) -> None:
+    assert refusals(read("", "data.path=/a/mnist"), read("", "data.path=/mnt/b/mnist")) == {}
+    assert list(refusals(read("", "data.path=/a/mnist"), read("", "data.path=/a/cifar"))) == ["data.path"]
+
+
 @pytest.mark.parametrize(
     "change, changed",
     [

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from train.data.plan import Records, rows_of
 from train.data.source import Source
 from train.errors import RunError
+from train.stopping import ask_for_signal_when_parent_dies
 
 
 class Decoder(Protocol):
@@ -139,5 +140,12 @@ def load(
         prefetch_factor=prefetch if workers else None,
         persistent_workers=persistent and workers > 0,
         pin_memory=pin_memory,
+        worker_init_fn=_die_with_the_trainer,
         generator=torch.Generator(),  # DataLoader draws from it; the lanes' generators stay out of it
     )
+
+
+def _die_with_the_trainer(worker: int) -> None:
+    """A worker whose trainer is killed while it sends would wait for the rest for ever, and its copies of the trainer's sockets
+    would keep the other processes waiting too."""
+    ask_for_signal_when_parent_dies(signal.SIGKILL)

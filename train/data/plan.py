@@ -169,7 +169,7 @@ def _stream_plan(blocks: Iterator[Block], share: Share, position: int) -> Iterat
         rows = pa.concat_tables([part.rows for part in parts])
         for first in range(0, share.count, share.micro):
             here = slice(first, first + share.micro)
-            yield Records(epochs[here], keys[here], rows.slice(first, share.micro))
+            yield Records(epochs[here], keys[here], _cut(rows, first, share.micro))
         position += share.batch
 
 
@@ -179,10 +179,16 @@ def _in_order(source: StreamSource, micro: int) -> Iterator[Records]:
         keys_left = np.concatenate([keys_left, keys])
         rows_left = rows if rows_left is None else pa.concat_tables([rows_left, rows])
         while len(keys_left) >= micro:
-            yield Records(np.zeros(micro, dtype=np.int64), keys_left[:micro], rows_left.slice(0, micro))
+            yield Records(np.zeros(micro, dtype=np.int64), keys_left[:micro], _cut(rows_left, 0, micro))
             keys_left, rows_left = keys_left[micro:], rows_left.slice(micro)
     if len(keys_left):
-        yield Records(np.zeros_like(keys_left), keys_left, rows_left)
+        yield Records(np.zeros_like(keys_left), keys_left, _cut(rows_left, 0, micro))
+
+
+def _cut(rows: pa.Table, first: int, count: int) -> pa.Table:
+    """Some of the rows as a table of their own: a slice would take the whole block along on its way to a worker."""
+    part = rows.slice(first, count)
+    return part.take(np.arange(part.num_rows))
 
 
 def readahead(start: Callable[[], Iterator[T]], depth: int) -> Iterator[T]:

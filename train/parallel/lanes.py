@@ -108,6 +108,7 @@ class GradientSum:
             # issues the same collectives in the same order.
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")
             model.register_comm_hook(self, _reduce_bucket)
+            model.forward_sync_buffers = False  # the lanes take care of buffers
 
     @contextmanager
     def lane(self, lane: int, weight: int) -> Iterator[None]:
