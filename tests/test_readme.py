@@ -33,7 +33,7 @@ COMMANDS = [line for block in fences("bash") for line in block.splitlines() if l
 
 def recipe(command: list[str]) -> list[str]:
     """What `make` would run once .venv is there, a line each."""
-    ready = ["--dry-run", "--old-file", ".venv/.made-from-lock", "--old-file", "requirements.lock"]
+    ready = ["--dry-run", "--no-print-directory", "--old-file", ".venv/.made-from-lock", "--old-file", "requirements.lock"]
     made = subprocess.run([*command, *ready], cwd=ROOT, capture_output=True, text=True, check=True)
     return made.stdout.splitlines()
 

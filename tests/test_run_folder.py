@@ -134,6 +134,7 @@ def test_every_change_that_makes_another_run_is_refused_with_its_reason_all_at_o
         "run.seed=5",
         "model.width=8",
         "data.shuffle=false",
+        f"data.path={train.folder}/other",
         "steps=9",
     )
     finished = train.run(config(train), LINEAR, *settings, f"run.resume_from={old}")
