@@ -18,7 +18,7 @@ train: $(READY)
 	.venv/bin/accelerate launch -q train/main.py $(ARGS)
 
 test: $(READY)
-	.venv/bin/python -m pytest $(ARGS)
+	.venv/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 check: $(READY)
 	.venv/bin/ruff check .
