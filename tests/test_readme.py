@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
 import shutil
@@ -33,8 +34,9 @@ COMMANDS = [line for block in fences("bash") for line in block.splitlines() if l
 
 def recipe(command: list[str]) -> list[str]:
     """What `make` would run once .venv is there, a line each."""
-    ready = ["--dry-run", "--no-print-directory", "--old-file", ".venv/.made-from-lock", "--old-file", "requirements.lock"]
-    made = subprocess.run([*command, *ready], cwd=ROOT, capture_output=True, text=True, check=True)
+    ready = ["--dry-run", "--old-file", ".venv/.made-from-lock", "--old-file", "requirements.lock"]
+    outside = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "ARGS"))}  # as not under `make test`
+    made = subprocess.run([*command, *ready], cwd=ROOT, env=outside, capture_output=True, text=True, check=True)
     return made.stdout.splitlines()
 
 
