@@ -35,7 +35,7 @@ COMMANDS = [line for block in fences("bash") for line in block.splitlines() if l
 def recipe(command: list[str]) -> list[str]:
     """What `make` would run once .venv is there, a line each."""
     ready = ["--dry-run", "--old-file", ".venv/.made-from-lock", "--old-file", "requirements.lock"]
-    outside = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "ARGS"))}  # as not under `make test`
+    outside = {key: text for key, text in os.environ.items() if not key.startswith(("MAKE", "ARGS"))}  # as if not in `make test`
     made = subprocess.run([*command, *ready], cwd=ROOT, env=outside, capture_output=True, text=True, check=True)
     return made.stdout.splitlines()
 
