@@ -51,8 +51,15 @@ def test_files_that_are_not_there_are_named_in_full(folder: Path) -> None:
     with pytest.raises(UsageError) as error:
         load([Path("gone.yaml"), Path("dir")])
     gone, is_folder = str(error.value).splitlines()
-    assert gone.startswith("gone.yaml: no such file") and str(folder / "gone.yaml") in gone
+    assert gone == f"gone.yaml: no such file (looked for {folder / 'gone.yaml'})"
     assert is_folder.startswith("dir: is a folder")
+
+
+def test_the_nearest_name_is_offered_for_a_file_that_is_not_there(folder: Path) -> None:
+    (folder / "configs").mkdir()
+    (folder / "configs" / "mnist.yaml").write_text(NEEDED, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"did you mean configs/mnist\.yaml\?"):
+        load([Path("configs/mnist.yml")])
 
 
 def test_a_byte_order_mark_does_not_become_part_of_the_first_key(folder: Path) -> None:

@@ -4,6 +4,7 @@ Nothing is guessed from the look of a value: every scalar stays the text that wa
 says what it is.
 """
 
+import difflib
 import os
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -69,7 +70,10 @@ def _text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
-        raise UsageError(f"{path}: no such file (looked for {path.absolute()})") from None
+        there = {file.stem: file for file in path.parent.glob("*.y*ml")}
+        near = difflib.get_close_matches(path.stem, there, n=1)
+        question = f"; did you mean {there[near[0]]}?" if near else ""
+        raise UsageError(f"{path}: no such file (looked for {path.absolute()}){question}") from None
     except IsADirectoryError:
         raise UsageError(f"{path}: is a folder; name a YAML file in it") from None
     except UnicodeDecodeError as error:
