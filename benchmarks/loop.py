@@ -111,7 +111,7 @@ def accelerated(job: Job, loader: DataLoader[tuple[Tensor, Tensor]], log: Callab
 
 def ours(job: Job, folder: RunFolder) -> Callable[[int], None]:
     trainer = Trainer(job, StopRequest())
-    journal = Journal(job, folder, trainer.step, 0.0)
+    journal = Journal(job, folder, step=0, evaluated=0, seconds=0.0)
     trainer.begin(journal)
 
     def train(steps: int) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests import made
+import pytest
+
+from tests import left, made
 from tests.conftest import Runner
 from tests.spied import Spied, spied
 
@@ -35,3 +37,37 @@ def test_an_operation_that_has_no_deterministic_form_is_refused_unless_bits_do_n
     assert strict.code != 0
     assert "does not have a deterministic implementation" in strict.output
     assert train.run(*settings, "run.determinism=fast").code == 0
+
+
+@pytest.mark.parametrize("environment", [{"ACCELERATE_DYNAMO_BACKEND": "EAGER"}])
+def test_a_compiled_model_is_summed_in_lanes_too(tmp_path: Path, environment: dict[str, str]) -> None:
+    found = set()
+    for processes, variables in ((1, {}), (1, environment), (2, environment)):
+        train = Runner(tmp_path / f"{processes}{len(variables)}", environment=variables)
+        made.shards(train.folder / "set", [13, 11])
+        finished = train.run(made.config(train.folder), "model={name: cifar_cnn, width: 2}", "steps=3", processes=processes)
+        assert finished.code == 0, finished.output
+        assert ("compiled by eager" in finished.output) == bool(variables)
+        found.add(left.weights(train))
+    assert len(found) == 1
+
+
+def test_an_accumulation_that_accelerate_would_divide_by_is_refused(train: Runner) -> None:
+    made.shards(train.folder / "set", [13, 11])
+    train.environment["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = "4"
+    finished = train.run(made.config(train.folder), "steps=3")
+    assert finished.code == 2 and "batch.lanes" in finished.output, finished.output
+    assert not train.outputs.exists()
+
+
+def test_decoding_has_one_thread_also_where_the_trainer_decodes(tmp_path: Path) -> None:
+    """The sum of a large picture has other bits with two threads."""
+    found = set()
+    for workers in (0, 1):
+        train = Runner(tmp_path / str(workers))
+        made.shards(train.folder / "set", [13, 11])
+        settings = ("run.threads=2", f"data.workers={workers}", "steps=2", "model={name: cifar_cnn, width: 2}")
+        finished = train.run(made.config(train.folder), *settings, "data.transforms.train=['tests.spies:Spread']")
+        assert finished.code == 0, finished.output
+        found.add(left.weights(train))
+    assert len(found) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import made
+from tests import left, made
 from tests.conftest import Runner
 from tests.spied import spied
 
@@ -71,3 +71,36 @@ def test_evaluating_changes_nothing_in_the_training(tmp_path: Path) -> None:
         made.shards(train.folder / "set", [5], "validation")
         weights.add(spied(train, made.config(train.folder), "steps=4", f"evaluate.every={every}").weights)
     assert len(weights) == 1
+
+
+def unlabelled(folder: Path, rows: int, good: int) -> Path:
+    """Validation samples of which only the first `good` have a label."""
+    made.shards(folder / "set", [12])
+    return made.shards(folder / "set", [rows], "validation", label=lambda number: number % 3 if number < good else 7)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_bad_sample_ends_the_run_with_the_training_so_far_saved(train: Runner, processes: int) -> None:
+    unlabelled(train.folder, rows=7, good=6)
+    settings = ("data.classes=3", "steps=3", "evaluate.every=3", "checkpoint.every=3")
+    finished = train.run(made.config(train.folder), *settings, processes=processes)
+    assert finished.code == 1 and finished.output.count("validation-00000-of-00001.parquet row 6: label 7") == 1, finished.output
+    assert left.steps(train) == [3]
+    again = train.run(made.config(train.folder), *settings, "data.on_error=stop", processes=processes)
+    assert "step 3" in again.output and again.code == 1
+
+
+def test_samples_that_are_left_out_are_no_part_of_the_mean_and_counted(train: Runner) -> None:
+    unlabelled(train.folder, rows=7, good=5)
+    settings = ("data.classes=3", "data.on_error=skip", "steps=2", "evaluate.every=2")
+    run = spied(train, made.config(train.folder), *settings)
+    assert run.summary["metrics"]["validation/skipped"] == 2
+    assert run.summary["metrics"]["validation/accuracy"] in {right / 5 for right in range(6)}
+    assert "validation after step 2: skipped validation-00000-of-00001.parquet row 6" in run.output
+
+
+def test_a_split_without_any_readable_sample_is_no_perfect_score(train: Runner) -> None:
+    unlabelled(train.folder, rows=7, good=0)
+    settings = ("data.classes=3", "data.on_error=skip", "steps=2", "evaluate.every=2", "evaluate.metric=loss")
+    finished = train.run(made.config(train.folder), *settings)
+    assert finished.code == 1 and "none of the 7 validation samples can be read" in finished.output, finished.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import sys
 import time
@@ -241,3 +242,61 @@ def test_a_run_killed_at_any_time_on_any_machine_has_the_same_weights(tmp_path: 
     last = spied(train, *settings, "data.workers=1", processes=2)
     assert_same(last, reference)
     assert [line["step"] for line in last.metrics if "train/loss" in line] == list(range(1, total + 1))
+
+
+def test_a_finished_run_that_kept_no_checkpoint_or_lost_its_patience_has_nothing_to_do(tmp_path: Path) -> None:
+    for settings in (
+        ("steps=2", "checkpoint.every=0"),
+        ("steps=90", "checkpoint.every=3", "evaluate.every=3", "evaluate.patience=2", "optimizer.lr=1e-30"),
+    ):
+        train, config = place(tmp_path / settings[0])
+        made.shards(train.folder / "set", [5], "validation")
+        first = spied(train, config, *settings)
+        assert first.summary["step"] in (2, 9)
+        again = spied(train, config, *settings)
+        assert f"nothing to do: {first.folder} finished at step {first.summary['step']}" in again.output
+        assert again.passes == []
+
+
+def test_a_longer_run_ends_as_if_it_had_been_asked_for_at_once_also_by_patience(tmp_path: Path) -> None:
+    """The evaluation that only a shorter length has brought does not count."""
+    settings = ("checkpoint.every=2", "evaluate.every=4", "evaluate.patience=2", "optimizer.lr=1e-30")
+    steps = []
+    for lengths in ([40], [6, 40]):
+        train, config = place(tmp_path / str(len(lengths)))
+        made.shards(train.folder / "set", [5], "validation")
+        for length in lengths:
+            run = spied(train, config, *settings, f"steps={length}")
+        steps.append(run.summary["step"])
+    assert steps == [12, 12]
+
+
+def test_allowed_changes_of_the_optimizer_are_in_force(tmp_path: Path) -> None:
+    train, config = place(tmp_path)
+    old = spied(train, config, "steps=2", "checkpoint.every=2")
+    weights = set()
+    for change in ("optimizer.momentum=0.9", "optimizer.momentum=0.1", "optimizer={name: AdamW, lr: 0.1}"):
+        name = f"run.name=other{len(weights)}"
+        go_on = ("steps=4", "checkpoint.every=2", f"run.resume_from={old.folder}", name, "run.allow_changes=[optimizer]")
+        finished = train.run(config, change, *go_on)
+        assert finished.code == 0, finished.output
+        [folder] = train.outputs.glob(f"other{len(weights)}-*")
+        weights.add(json.loads((folder / "summary.json").read_text())["weights_sha256"])
+    assert len(weights) == 3
+
+
+@pytest.mark.parametrize("change", ["order", "precision"])
+def test_what_no_key_says_is_compared_too(tmp_path: Path, change: str) -> None:
+    train, config = place(tmp_path)
+    settings = ("checkpoint.every=2", "model={name: 'tests.spies_failure:Linear'}")
+    assert train.run(config, "steps=2", *settings).code == 0
+    if change == "order":  # the same names, sizes and number of samples
+        first, *_, last = sorted((train.folder / "set").glob("train-*"))
+        one, other = first.read_bytes(), last.read_bytes()
+        first.write_bytes(other)
+        last.write_bytes(one)
+    else:
+        train.environment["ACCELERATE_MIXED_PRECISION"] = "bf16"
+    finished = train.run(config, "steps=4", *settings)
+    assert finished.code == 1 and "the checkpoint was made otherwise" in finished.output, finished.output
+    assert ("precision: no -> bf16" if change == "precision" else "beginnings and ends of the files") in finished.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -166,3 +167,18 @@ def group(leader: int) -> list[int]:
         if int(session) == leader and state != "Z":
             found.append(int(stat.parent.name))
     return found
+
+
+def test_a_signal_while_the_run_is_prepared_ends_it_at_once(train: Runner) -> None:
+    """Counting the rows of an epoch here; there is nothing to save yet."""
+    (train.folder / "set").mkdir()
+    line = json.dumps({"image": "no.png", "label": 0}) + "\n" + json.dumps({"image": "no.png", "label": 1}) + "\n"
+    (train.folder / "set" / "train.jsonl").write_text(line * 1_000_000)
+    running = train.start(made.config(train.folder), "epochs=1", "data.classes=2")
+    running.wait_for("counting the records")
+    began = time.monotonic()
+    running.kill(signal.SIGTERM)
+    finished = running.end()
+    assert finished.code == 75 and "stopping before any step is made" in finished.output, finished.output
+    assert time.monotonic() - began < 5
+    assert left.steps(train) == []

@@ -43,13 +43,11 @@ def test_metrics_read_back_bit_for_bit_while_the_run_goes_on(tmp_path: Path) -> 
     values = {"train/loss": 0.1 + 0.2, "train/lr": 5e-324, "train/seconds": 1 / 3}
     metrics.log(120, values)
     assert lines(tmp_path / "metrics.jsonl") == [{"step": 120, **values}]  # before close: a crash loses no step
-    metrics.close()
 
 
 def test_values_that_are_not_finite_are_json_that_float_reads(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "metrics.jsonl")
     metrics.log(1, {"nan": math.nan, "high": math.inf, "low": -math.inf})
-    metrics.close()
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
@@ -67,15 +65,13 @@ def test_after_a_crash_and_a_resume_each_step_stands_once_with_the_values_that_s
         first.log(step, {"train/loss": -1.0 if step > 5 else 1 / step})
         if step == 5:
             first.log(step, {"validation/accuracy": 0.75})
-    first.close()
     with path.open("a") as file:
         file.write(torn)  # what a kill leaves of a line
 
-    rewind(path, 5)
+    rewind(path, 5, 5)
     second = Metrics(path)
     for step in range(6, 13):
         second.log(step, {"train/loss": 1 / step})
-    second.close()
 
     trained = [line for line in lines(path) if "train/loss" in line]
     assert trained == [{"step": step, "train/loss": 1 / step} for step in range(1, 13)]
@@ -83,13 +79,25 @@ def test_after_a_crash_and_a_resume_each_step_stands_once_with_the_values_that_s
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_an_evaluation_that_the_checkpoint_does_not_know_is_made_again_and_stands_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = Metrics(path)
+    for step, name in ((4, "train/loss"), (4, "validation/loss"), (8, "train/loss"), (8, "validation/loss")):
+        metrics.log(step, {name: 1.0})
+    rewind(path, 8, 4)
+    assert [(line["step"], *line.keys()) for line in lines(path)] == [
+        (4, "step", "train/loss"),
+        (4, "step", "validation/loss"),
+        (8, "step", "train/loss"),
+    ]
+
+
 def test_a_run_that_starts_anew_forgets_the_steps_of_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    rewind(path, -1)  # no file yet
+    rewind(path, -1, -1)  # no file yet
     metrics = Metrics(path)
     metrics.log(0, {"validation/accuracy": 0.1})
-    metrics.close()
-    rewind(path, -1)
+    rewind(path, -1, -1)
     assert path.read_text() == ""
 
 

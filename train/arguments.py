@@ -15,9 +15,12 @@ def imported(name: str) -> Any:
     """What `package.module:NAME` names. LookupError says why it cannot be had."""
     module, _, attribute = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise LookupError(f"{name} cannot be imported: {error}") from error
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # its module may hold any mistake
+        raise LookupError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise LookupError(f"{name} is {found!r}, which cannot be called")
+    return found
 
 
 def check_name(name: str, known: Iterable[str], kind: str) -> list[Problem]:

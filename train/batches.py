@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from torch.utils.data import DataLoader
-
-from train.data.loader import Batch, load
+from train.data.loader import Batch, Loader, load
 from train.data.plan import Records, Share, evaluation_plan, training_plan
 from train.data.source import Source
 from train.job import Job
@@ -22,20 +20,19 @@ def training_batches(job: Job, position: int) -> Iterator[Batch]:
     return iter(_load(job, job.sources.train, plan, training=True))
 
 
-def validation_batches(job: Job) -> DataLoader[Batch] | None:
-    """This process's part of the validation split, anew at each iteration. Its workers start now and stay: before training's
-    threads do, as a process that has threads is better not forked."""
+def validation_batches(job: Job) -> Loader | None:
+    """This process's part of the validation split, anew at each iteration. Its workers start now and stay: called before
+    `training_batches`, whose reading threads a process that forks is better without."""
     source = job.sources.validation
     if source is None or job.config.evaluate.every.count == 0:
         return None
     plan = partial(evaluation_plan, source, job.micro_batch, job.processes.rank, job.processes.count)
     loader = _load(job, source, plan, training=False)
-    if loader.num_workers:
-        iter(loader)
+    loader.start_workers()
     return loader
 
 
-def _load(job: Job, source: Source, plan: Callable[[], Iterator[Records]], *, training: bool) -> DataLoader[Batch]:
+def _load(job: Job, source: Source, plan: Callable[[], Iterator[Records]], *, training: bool) -> Loader:
     return load(
         source,
         job.task.decoder(job.config.run.seed, training=training),

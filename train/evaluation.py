@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from train.data.loader import Batch
+from train.errors import RunError
 from train.parallel.processes import Processes
 from train.stopping import Interrupted, StopRequest
 from train.tasks.image_classification import ImageClassification
+
+
+class _Part(NamedTuple):
+    """What one process has measured."""
+
+    finished: bool
+    failure: RunError | None
+    samples: int
+    skipped: int
+    sums: dict[str, list[float]]
 
 
 @torch.no_grad()
@@ -23,12 +35,14 @@ def evaluate(
     processes: Processes,
     stop: StopRequest,
 ) -> dict[str, float] | None:
-    """The mean of each metric over all processes' samples; None when any process was asked to stop on the way.
+    """The mean of each metric over all processes' samples, and how many were left out if any; None when any process was asked to
+    stop on the way. The RunError of one process is raised on all.
 
     Every batch gives its sums; they are added exactly (`math.fsum`), so that it does not matter which process had which batch.
     """
     sums: dict[str, list[float]] = {name: [] for name in task.higher_is_better}
-    samples = 0
+    samples = skipped = 0
+    failure: RunError | None = None
     model.eval()
     iterator = iter(batches)
     finished = False
@@ -36,6 +50,7 @@ def evaluate(
         while True:
             with stop.waiting():
                 batch = next(iterator)
+            skipped += len(batch.bad)
             if batch.keys:
                 samples += len(batch.keys)
                 for name, value in task.sums(model, batch.to(device)).items():
@@ -44,9 +59,18 @@ def evaluate(
         finished = True
     except Interrupted:
         pass
+    except RunError as error:
+        failure = error
     model.train()
-    everyone = processes.gather_objects((finished, samples, sums))
-    if not all(finished for finished, _, _ in everyone):
+    parts = processes.gather_objects(_Part(finished, failure, samples, skipped, sums))
+    for part in parts:
+        if part.failure is not None:
+            part.failure.everywhere = True
+            raise part.failure
+    if not all(part.finished for part in parts):
         return None
-    total = sum(samples for _, samples, _ in everyone)
-    return {name: math.fsum(value for _, _, part in everyone for value in part[name]) / max(total, 1) for name in sums}
+    samples, skipped = (sum(numbers) for numbers in zip(*((part.samples, part.skipped) for part in parts), strict=True))
+    if samples == 0:
+        raise RunError(f"none of the {skipped} validation samples can be read", everywhere=True)
+    means = {name: math.fsum(value for part in parts for value in part.sums[name]) / samples for name in sums}
+    return means | ({"skipped": float(skipped)} if skipped else {})

@@ -13,7 +13,7 @@ from torch import nn
 
 from train import determinism, models
 from train.config import Config, Every, lanes_problem
-from train.data.loader import BadSampleError, Batch, Decoding
+from train.data.loader import Batch, Decoding, refusal
 from train.data.plan import epoch_length, first_records
 from train.data.source import Source, Sources, StreamSource, open_data
 from train.errors import RunError, UsageError
@@ -49,9 +49,10 @@ class Job:
     def micro_batch(self) -> int:
         return self.config.batch.size // self.lanes.count
 
-    def data_identity(self) -> dict[str, Any]:
-        """What must be the same for a position to name the same sample, as far as it is known."""
-        return {"files": list(self.sources.train.files), "classes": list(self.sources.classes), "samples": self.epoch_length}
+    def identity(self) -> dict[str, Any]:
+        """What no key of the configuration says and a step's numbers depend on, as far as it is known."""
+        data = {**self.sources.identity, "classes": list(self.sources.classes), "samples": self.epoch_length}
+        return {"precision": self.accelerator.mixed_precision, **data}
 
     def describe(self) -> list[str]:
         """The decisions, a line each."""
@@ -59,10 +60,12 @@ class Job:
         epochs = f"{self.total_steps * batch / length:.4g} epochs of {length:,} samples" if length else "epochs of unknown length"
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         mode = "one process" if self.processes.count == 1 else f"{self.processes.count} processes, DistributedDataParallel"
+        compiler = self.accelerator.state.dynamo_plugin.backend.value.lower()
         return [
             *(f"data: {note}" for note in self.sources.notes),
             f"model: {self.config.model.name}, {parameters:,} parameters",
             f"mode: {mode} on {self.accelerator.device.type}, precision {self.accelerator.mixed_precision}, "
+            f"{'' if compiler == 'no' else f'compiled by {compiler}, '}"
             f"{self.config.run.determinism}, {_counted(self.threads, 'CPU thread')} and "
             f"{_counted(self.workers, 'data worker')} a process",
             f"batch: {batch} samples a step = {_counted(self.lanes.count, 'lane')} x {self.micro_batch}, "
@@ -114,7 +117,7 @@ def _blank(source: Source, task: ImageClassification, config: Config, model: nn.
         if batch.failure:
             raise RunError(batch.failure)
         if batch.bad and config.data.on_error == "stop":
-            raise BadSampleError(batch.bad[0])
+            raise refusal(batch.bad[0])
         if batch.keys:
             break
     else:

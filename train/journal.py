@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 class Journal:
     """Keeps the times of every process; writes and shows those of the main one, which alone has a folder."""
 
-    def __init__(self, job: Job, folder: RunFolder | None, step: int, seconds: float) -> None:
+    def __init__(self, job: Job, folder: RunFolder | None, *, step: int, evaluated: int, seconds: float) -> None:
         self.job, self.folder = job, folder
         self._began = self._interval_began = time.perf_counter()
         self._before = seconds
         self._interval_steps, self._waited = 0, 0.0
         if folder:
             folder.write("config.yaml", job.config.to_yaml())
-            tracking.rewind(folder.path / "metrics.jsonl", step or -1)
+            tracking.rewind(folder.path / "metrics.jsonl", step or -1, evaluated or -1)
             self._metrics = tracking.Metrics(folder.path / "metrics.jsonl")
             self._progress = Progress(job.total_steps, step)
 
@@ -84,9 +84,9 @@ class Journal:
         self._record(step, metrics)
         self.say(f"step {step}  " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
-    def skipped(self, step: int, bad: BadSample) -> None:
+    def skipped(self, where: str, bad: BadSample) -> None:
         """Tell a sample that is left out; every process tells its own."""
-        print(f"step {step + 1}: skipped {bad.where}: {bad.reason}", file=sys.stderr, flush=True)
+        print(f"{where}: skipped {bad.where}: {bad.reason}", file=sys.stderr, flush=True)
 
     def save(self, snapshot: Snapshot, best: int | None) -> None:
         if self.folder:

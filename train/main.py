@@ -13,6 +13,7 @@ import click  # noqa: E402
 
 from train import failure  # noqa: E402
 from train.errors import STOPPED_EXIT_CODE  # noqa: E402
+from train.progress import show_cursor  # noqa: E402
 
 DEFAULT = Path(_here).parent / "configs" / "digits.yaml"
 
@@ -34,8 +35,8 @@ def main(settings: tuple[str, ...], dry_run: bool, debug: bool) -> None:
 
     Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 stopped by a signal after a save.
     """
-    files = [Path(setting) for setting in settings if "=" not in setting]
-    overrides = [setting for setting in settings if "=" in setting]
+    files = [Path(setting) for setting in settings if "=" not in _first_word(setting)]
+    overrides = [setting for setting in settings if "=" in _first_word(setting)]
     try:
         from train.run import load_config, run
 
@@ -48,8 +49,14 @@ def main(settings: tuple[str, ...], dry_run: bool, debug: bool) -> None:
     _leave(0)
 
 
+def _first_word(setting: str) -> str:
+    """Up to a slash: what follows may be a folder's name, or a path in a value."""
+    return setting.partition("/")[0]
+
+
 def _leave(code: int) -> None:
     """End at once: threads that read ahead and collectives that wait for a failed process must not keep this one."""
+    show_cursor()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -29,15 +29,7 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, T
             names[number]: {key: _pack(value, f"{names[number]}.{key}", tensors) for key, value in values.items()}
             for number, values in state["state"].items()
         },
-        "groups": [
-            {
-                "params": groups[index],
-                "options": {
-                    key: _pack(value, f"groups.{index}.{key}", tensors) for key, value in group.items() if key != "params"
-                },
-            }
-            for index, group in enumerate(state["param_groups"])
-        ],
+        "groups": groups,
     }
     return tensors, packed
 
@@ -47,16 +39,16 @@ def load_optimizer_state(
 ) -> None:
     """Put back what `optimizer_state` gave. Raises RunError when the groups hold other parameters now."""
     groups = _group_names(model, optimizer)
-    _check_groups([group["params"] for group in packed["groups"]], groups)
+    _check_groups(packed["groups"], groups)
     # `load_state_dict` knows parameters by their place in the optimizer as it is now.
     numbers = {name: number for number, name in enumerate(name for group in groups for name in group)}
     state = {name: {key: _unpack(value, tensors) for key, value in values.items()} for name, values in packed["state"].items()}
     param_groups = [
         {
-            **{key: _on_device_of(now.get(key), _unpack(value, tensors)) for key, value in saved["options"].items()},
+            **now,  # the configuration's, which `resume` has compared with the checkpoint's
             "params": [numbers[name] for name in names],
         }
-        for now, saved, names in zip(optimizer.param_groups, packed["groups"], groups, strict=True)
+        for now, names in zip(optimizer.param_groups, groups, strict=True)
     ]
     optimizer.load_state_dict({"state": {numbers[name]: values for name, values in state.items()}, "param_groups": param_groups})
     # It chooses the right device for each tensor, but rounds it to the parameter's dtype (a float32 running product
@@ -120,10 +112,6 @@ def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return [_unpack(item, tensors) for item in items]
         case _:
             return value
-
-
-def _on_device_of(now: Any, saved: Any) -> Any:
-    return saved.to(now.device) if isinstance(saved, Tensor) and isinstance(now, Tensor) else saved
 
 
 def _exact(saved: Any, loaded: Any, parameter: Tensor) -> Any:

@@ -78,6 +78,12 @@ class Progress:
         return "  ".join(parts)
 
 
+def show_cursor() -> None:
+    """Give a terminal back as it was, for an end that does not close the line."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\x1b[?25h")
+
+
 def _open_live() -> Live | None:
     """A line on the terminal, or None where the terminal cannot rewrite a line."""
     from rich.console import Console

@@ -68,17 +68,26 @@ def compare(old: Config, new: Config, say: Callable[[str], None]) -> None:
         )
 
 
-def check_data(snapshot: Snapshot, now: dict[str, object]) -> None:
-    """Refuse to go on with data that are not those of the checkpoint: positions would name other samples."""
-    then = snapshot.state["data"]
+def check(snapshot: Snapshot, now: dict[str, object]) -> None:
+    """Refuse to go on with data that are not those of the checkpoint, where positions would name other samples, or in another
+    precision, which would give other numbers. What was not known then or is not known now is not compared."""
+    then = snapshot.state["identity"]
     known = {key: value for key, value in now.items() if value is not None and then[key] is not None}
     changed = [f"{key}: {_short(then[key])} -> {_short(value)}" for key, value in known.items() if then[key] != value]
     if changed:
         raise RunError(
-            "the data are not those of the checkpoint:\n"
+            "the checkpoint was made otherwise:\n"
             + "\n".join(changed)
-            + "\nPut them back, or start anew under another run.name."
+            + "\nPut the data and the precision of accelerate config back, or start anew under another run.name."
         )
+
+
+def nothing_to_do(finished_at: int, snapshot: Snapshot | None, config: Config, total_steps: int) -> bool:
+    """Whether the run that finished at that step has come to the end that this configuration asks for."""
+    if snapshot is None:  # it kept no checkpoint
+        return finished_at >= total_steps
+    out_of_patience = 0 < config.evaluate.patience <= snapshot.state["best"]["since"]
+    return finished_at == snapshot.step and (snapshot.step >= total_steps or out_of_patience)
 
 
 def _short(value: object) -> str:

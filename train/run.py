@@ -6,10 +6,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from train import config as configuration
 from train import determinism
 from train.config import Config
+from train.errors import UsageError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 def load_config(files: Sequence[Path], overrides: Sequence[str]) -> Config:
@@ -35,9 +40,10 @@ def run(config: Config, *, dry_run: bool) -> str:
     from train import resume, tracking
     from train.job import prepare
     from train.journal import Journal
+    from train.parallel.lanes import Lanes
     from train.parallel.processes import Processes
     from train.run_folder import RunFolder
-    from train.stopping import StopRequest, stop_with_the_launcher
+    from train.stopping import Interrupted, StopRequest, stop_with_the_launcher
     from train.trainer import Trainer
 
     stop_with_the_launcher()
@@ -48,27 +54,36 @@ def run(config: Config, *, dry_run: bool) -> str:
         log_with=trackers.log_with or None,
         project_dir=config.folder,
     )
+    _refuse_other_settings(accelerator)
     processes = Processes(accelerator)
     say = _say if processes.main else _say_nothing
+    if config.batch.lanes != "auto":
+        Lanes(config.batch.lanes, processes.rank, processes.count)  # refuses what does not fit before anything is made
     if dry_run:
         job = prepare(config, accelerator, processes, say, saved=None)
         if processes.main:
             print(config.to_yaml() + "".join(f"# {line}\n" for line in job.describe()), end="")
         return "finished"
 
-    folder = processes.on_main(lambda: RunFolder(config.folder))
     stop = StopRequest()
-    snapshot = resume.find(config, processes, say)
-    job = prepare(config, accelerator, processes, say, saved=snapshot.state if snapshot else None)
+    try:
+        with stop.waiting():  # there is nothing to save yet
+            folder = processes.on_main(lambda: RunFolder(config.folder))
+            snapshot = resume.find(config, processes, say)
+            job = prepare(config, accelerator, processes, say, saved=snapshot.state if snapshot else None)
+        stop.training = True
+    except Interrupted:
+        return "stopped"
     if snapshot is not None:
-        resume.check_data(snapshot, job.data_identity())
-        if processes.share(folder.finished_at() if folder else None) == snapshot.step >= job.total_steps:
-            say(f"nothing to do: {config.folder} finished at step {snapshot.step}")
-            return "finished"
+        resume.check(snapshot, job.identity())
+    finished_at = processes.share(folder.finished_at() if folder else None)
+    if finished_at is not None and resume.nothing_to_do(finished_at, snapshot, config, job.total_steps):
+        say(f"nothing to do: {config.folder} finished at step {finished_at}")
+        return "finished"
     for line in (f"run: {config.folder}", *trackers.notes, *job.describe()):
         say(line)
     trainer = Trainer(job, stop, snapshot)
-    journal = Journal(job, folder, trainer.step, trainer.seconds)
+    journal = Journal(job, folder, step=trainer.step, evaluated=trainer.evaluated, seconds=trainer.seconds)
     trainer.wandb_id = journal.start_trackers(trackers, trainer.step, trainer.wandb_id)
     status = trainer.fit(journal)
     journal.close(status, trainer.step, trainer.final_weights(), trainer.metrics, trainer.skipped)
@@ -76,6 +91,19 @@ def run(config: Config, *, dry_run: bool) -> str:
     if processes.main:
         print(config.folder)
     return status
+
+
+def _refuse_other_settings(accelerator: Accelerator) -> None:
+    """What accelerate config can ask for and this trainer does otherwise, or not at all."""
+    if accelerator.gradient_accumulation_steps != 1:
+        raise UsageError(
+            f"accelerate is set to accumulate gradients over {accelerator.gradient_accumulation_steps} steps; here the lanes do "
+            "that: take it out of the accelerate config and ACCELERATE_GRADIENT_ACCUMULATION_STEPS, and set batch.lanes"
+        )
+    if accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU"):
+        raise UsageError(
+            f"accelerate is set to distributed_type {accelerator.distributed_type.value}; this trainer does NO and MULTI_GPU"
+        )
 
 
 def _say(text: str) -> None:

@@ -24,10 +24,8 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             self._lock: IO[str] = (path / ".lock").open("w")
         except OSError as error:
-            raise RunError(
-                f"{path} cannot be made or written ({error.strerror}); make it writable for uid {os.getuid()}, or give another "
-                "run.output_dir"
-            ) from error
+            mend = f"make it writable for uid {os.getuid()}, or " if isinstance(error, PermissionError) else ""
+            raise RunError(f"{path} cannot be made or written ({error.strerror}); {mend}give another run.output_dir") from error
         try:
             # Unlike flock's, this lock is not inherited by data workers, which may outlive a killed run by seconds.
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -25,6 +25,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.name: str | None = None
+        self.training = False  # whether there is anything to save
         self._waiting = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
@@ -47,7 +48,8 @@ class StopRequest:
         first = self.name is None
         self.name = self.name or signal.Signals(number).name
         if first:
-            os.write(2, f"{self.name}: saving at the next step boundary, then stopping.\n".encode())
+            saving = "saving at the next step boundary, then stopping" if self.training else "stopping before any step is made"
+            os.write(2, f"{self.name}: {saving}.\n".encode())
         if self._waiting:
             self._waiting = False
             raise Interrupted

@@ -14,11 +14,12 @@ import os
 import secrets
 import shlex
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from accelerate.tracking import GeneralTracker, WandBTracker
 from pydantic import ValidationError
 
+from train import config
 from train.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,17 +33,6 @@ FINISH_SECONDS = 30  # all that W&B may take at the end to upload what it still 
 _WAY_BACK_SECONDS = 10  # of INIT_SECONDS: stopping the attempt to go online and starting offline (measured: 1 to 4)
 
 WandBMode = Literal["online", "offline", "disabled"]
-
-
-class TrackingConfig(Protocol):
-    """The part of the configuration that this file reads."""
-
-    @property
-    def wandb(self) -> Literal["off", "auto", "online", "offline"]: ...
-    @property
-    def tensorboard(self) -> bool: ...
-    @property
-    def project(self) -> str: ...
 
 
 class Metrics:
@@ -60,18 +50,17 @@ class Metrics:
         self._file.write(json.dumps({"step": step, **finite}) + "\n")
         self._file.flush()
 
-    def close(self) -> None:
-        self._file.close()
 
-
-def rewind(path: Path, step: int) -> None:
-    """Forget what metrics.jsonl says of the steps after `step`, and a last line torn by a crash; -1 forgets all.
+def rewind(path: Path, step: int, evaluated: int) -> None:
+    """Forget what metrics.jsonl says of the steps after `step`, of evaluations after the step `evaluated`, and a last line torn
+    by a crash; -1 forgets all.
 
     The steps that a resume repeats then stand in the file once, with the values of the history that survived.
     """
     if not path.exists():
         return
-    kept = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if _step_of(line) <= step]
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if _step_of(line) <= (evaluated if '"validation/' in line else step)]
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.writelines(kept)
@@ -170,7 +159,7 @@ class Trackers:
     notes: list[str] = field(default_factory=list)
 
 
-def resolve(tracking: TrackingConfig, run_dir: Path) -> Trackers:
+def resolve(tracking: config.Tracking, run_dir: Path) -> Trackers:
     """Decide which trackers this run has. Creates nothing in the run folder and touches no network.
 
     Raises UsageError when what was asked for cannot be had.

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from train.batches import training_batches, validation_batches
 from train.checkpoint import Snapshot
 from train.config import Every
-from train.data.loader import BadSampleError, Batch
+from train.data.loader import Batch, refusal
 from train.data.source import StreamSource
 from train.errors import RunError
 from train.evaluation import evaluate
@@ -112,19 +112,19 @@ class Trainer:
             for _ in self.job.lanes.local:
                 with self.stop.waiting():
                     batch = next(self.batches)
-                batches.append(self._checked(batch))
+                batches.append(self._checked(batch, f"step {self.step + 1}"))
         except Interrupted:
             pass
         return batches
 
-    def _checked(self, batch: Batch) -> Batch:
+    def _checked(self, batch: Batch, where: str) -> Batch:
         """A batch whose samples could be read, or whose bad ones may be skipped and are listed."""
         if batch.failure:
             raise RunError(batch.failure)
         for bad in batch.bad:
             if self.config.data.on_error == "stop":
-                raise BadSampleError(bad)
-            self.journal.skipped(self.step, bad)
+                raise refusal(bad)
+            self.journal.skipped(where, bad)
         return batch
 
     def _set_learning_rate(self) -> float:
@@ -177,14 +177,21 @@ class Trainer:
             return True
         model = self.plain if self.average is None else self.average.module
         with self.journal.pausing(), self.accelerator.autocast():
-            batches = map(self._checked, self.validation)
-            metrics = evaluate(self.task, model, batches, self.accelerator.device, self.processes, self.stop)
+            batches = (self._checked(batch, f"validation after step {self.step}") for batch in self.validation)
+            try:
+                metrics = evaluate(self.task, model, batches, self.accelerator.device, self.processes, self.stop)
+            except RunError:  # all processes'; the training so far is none of its causes
+                if self.config.checkpoint.every.count and self.saved != self.step:
+                    self.save()
+                raise
         if metrics is None:
             return False
+        scheduled = self.due(self.config.evaluate.every)
         self.evaluated = self.step
         self.metrics = {f"validation/{name}": value for name, value in metrics.items()}
         self.journal.evaluation(self.step, self.metrics)
-        if self._improved(metrics[self.config.evaluate.metric]) and self.config.checkpoint.every.count:
+        # One that only the end has brought must not decide how a longer run goes on.
+        if scheduled and self._improved(metrics[self.config.evaluate.metric]) and self.config.checkpoint.every.count:
             self.save()
         return True
 
@@ -241,7 +248,7 @@ class Trainer:
             "scaler": None if scaler is None else scaler.state_dict(),
             "wandb_id": self.wandb_id,
             "sizes": self._shard_sizes(),
-            "data": self.job.data_identity(),
+            "identity": self.job.identity(),
             "config": self.config.model_dump(mode="json"),
         }
         return Snapshot(self.step, {"model": cpu_copies(self.plain.state_dict()), "optimizer": tensors, **averaged}, state)
@@ -250,7 +257,8 @@ class Trainer:
         """Put everything back where `snapshot` found it."""
         state = snapshot.state
         load_model(self.plain, snapshot.tensors["model"])
-        load_optimizer_state(self.plain, self.optimizer.optimizer, snapshot.tensors["optimizer"], state["optimizer"])
+        if state["config"]["optimizer"]["name"] == self.config.optimizer.name:  # another one, if allowed, starts anew
+            load_optimizer_state(self.plain, self.optimizer.optimizer, snapshot.tensors["optimizer"], state["optimizer"])
         if self.average is not None:
             load_model(self.average.module, snapshot.tensors.get("ema", snapshot.tensors["model"]))
             self.average.n_averaged.fill_(state["ema_updates"] or 0)

@@ -124,6 +124,15 @@ class Data(Section):
     image: Image = Image()
     transforms: DataTransforms = DataTransforms()
 
+    @field_validator("classes")
+    @classmethod
+    def _are_two_or_more(cls, classes: int | tuple[str, ...] | None) -> int | tuple[str, ...] | None:
+        if isinstance(classes, tuple) and (twice := sorted({name for name in classes if classes.count(name) > 1})):
+            raise ValueError(f"names {', '.join(twice)} twice")
+        if classes is not None and (classes if isinstance(classes, int) else len(classes)) < 2:
+            raise ValueError("must be two classes or more: with one there is nothing to learn")
+        return classes
+
 
 class Model(NamedSection):
     name: Numbers[Filled] = Field(description="model by its registered name; the other keys are its arguments")
@@ -162,7 +171,7 @@ class Schedule(NamedSection):
     name: Numbers[Literal["constant", "linear", "cosine", "step", "one_cycle"]] = Field(
         "constant", description="schedule of the learning rate; the other keys are its arguments"
     )
-    warmup: Numbers[Interval] = Field(Every(0), description="warmup: steps or epochs of a linear rise from zero")
+    warmup: Numbers[Interval] = Field(Every(0), description="warmup: steps or epochs of a linear rise to lr")
 
     @property
     def depends_on_length(self) -> bool:

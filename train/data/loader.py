@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -30,15 +30,13 @@ class BadSample(NamedTuple):
     key: int
     where: str
     reason: str
-    trace: str
 
 
-class BadSampleError(RunError):
-    def __init__(self, bad: BadSample) -> None:
-        super().__init__(
-            f"{bad.where}: {bad.reason}\nMend or remove the sample, or set data.on_error=skip to go on without such samples."
-        )
-        self.trace = bad.trace
+def refusal(bad: BadSample) -> RunError:
+    """What to raise where bad samples are not left out."""
+    return RunError(
+        f"{bad.where}: {bad.reason}\nMend or remove the sample, or set data.on_error=skip to go on without such samples."
+    )
 
 
 @dataclass
@@ -66,6 +64,10 @@ class Decoding(Dataset[Batch]):
         self.decoder = decoder
 
     def __getitem__(self, records: Records) -> Batch:
+        with _one_thread():
+            return self._decode(records)
+
+    def _decode(self, records: Records) -> Batch:
         try:
             table = rows_of(self.source, records)
         except RunError as error:
@@ -76,10 +78,9 @@ class Decoding(Dataset[Batch]):
                 samples.append(self.decoder(row, epoch, key))
                 good.append(key)
             except ValueError as error:
-                bad.append(BadSample(key, self.source.where(key), str(error), ""))
+                bad.append(BadSample(key, self.source.where(key), str(error)))
             except Exception as error:  # a fork's transform may raise anything
-                reason = f"{type(error).__name__}: {error}"
-                bad.append(BadSample(key, self.source.where(key), reason, traceback.format_exc()))
+                bad.append(BadSample(key, self.source.where(key), f"{type(error).__name__}: {error}"))
         try:
             fields = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]} if samples else {}
         except RuntimeError:
@@ -98,17 +99,29 @@ class Decoding(Dataset[Batch]):
         return "samples of a batch differ in their type"
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As in a worker also where there is none: another number of threads adds the pixels of a picture in another order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class _Plan(Iterable[Records]):
     """A plan as DataLoader wants its sampler: something to iterate over anew each time."""
 
     def __init__(self, start: Callable[[], Iterator[Records]]) -> None:
         self.start = start
+        self.held = False
 
     def __iter__(self) -> Iterator[Records]:
-        return self.start()
+        return iter(()) if self.held else self.start()
 
 
-class _Loader(DataLoader[Batch]):
+class Loader(DataLoader[Batch]):
     """Starts its workers with SIGTERM and SIGINT blocked, so that from their first moment a signal to the process group
     cannot take them from under a trainer that is about to save."""
 
@@ -118,6 +131,14 @@ class _Loader(DataLoader[Batch]):
             return super().__iter__()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def start_workers(self) -> None:
+        """Start those that stay from one iteration to the next, and read nothing yet."""
+        if self.persistent_workers:
+            assert isinstance(self.sampler, _Plan)
+            self.sampler.held = True
+            iter(self)
+            self.sampler.held = False
 
 
 def load(
@@ -129,9 +150,9 @@ def load(
     prefetch: int,
     pin_memory: bool,
     persistent: bool = False,
-) -> DataLoader[Batch]:
+) -> Loader:
     """The micro-batches of a plan, the same ones in the same order for any number of workers."""
-    return _Loader(
+    return Loader(
         Decoding(source, decoder),
         sampler=_Plan(plan),
         batch_size=None,

@@ -12,13 +12,14 @@ import pyarrow.compute as pc
 from train.data import readers
 from train.data.columns import choose
 from train.data.folders import SPLIT_NAMES
+from train.data.identity import identity
 from train.data.labels import Labels, infer, listed, numbered
 from train.data.locate import Located, locate, quiet
 from train.data.records import SCHEMA, label_texts, record_table
 from train.errors import LockstepError, RunError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -130,7 +131,7 @@ class Sources:
     validation: Source | None
     labels: Labels
     notes: tuple[str, ...]  # a line for each thing that was decided here
-    revision: str | None  # the commit of a data set on the Hub
+    identity: Mapping[str, Any]  # by what the training data are known again
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -152,6 +153,7 @@ def open_data(data: Data, say: Callable[[str], None] = lambda line: None) -> Sou
     stream = _open(found, train_split, data)
     notes.append(f"image column: {stream.image}; label column: {stream.label}")
     train = _arranged(stream, found, train_split, data, say)
+    known_by = identity(found.splits[train_split], train.files, found.revision)
     labels = Labels(_classes(stream, train, data, say))
     _fits(labels, stream, train_split)
     notes += [f"{len(labels.names)} classes: {listed(labels.names)}", f"training: {_extent(train, train_split)}"]
@@ -163,7 +165,7 @@ def open_data(data: Data, say: Callable[[str], None] = lambda line: None) -> Sou
         notes.append(f"validation: {_extent(validation, validation_split)}")
     elif data.validation_split == "auto":
         notes.append(f"validation: none, {data.path} has only the splits {', '.join(found.splits)}")
-    return Sources(train, validation, labels, tuple(notes), found.revision)
+    return Sources(train, validation, labels, tuple(notes), known_by)
 
 
 def _splits(found: Located, place: Located, data: Data) -> tuple[str, str | None]:

@@ -1,6 +1,6 @@
 """Models by name. A name is one of
 
-    NAME                 a file of this folder, train/models/NAME.py: its function or class `model`
+    NAME                 a file of this folder, train/models/NAME.py: its function or class `model`; _NAME.py is none
     torchvision/NAME     any classifier of torchvision.models
     package.module:NAME  anything importable that makes a torch.nn.Module
 
@@ -10,7 +10,6 @@ the config's `model` section gives.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
@@ -27,7 +26,7 @@ _GIVEN = ("classes", "channels", "num_classes")  # by the data
 
 
 def own_names() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules(__path__)]
+    return [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
 
 
 def check(section: Mapping[str, Any]) -> list[Problem]:
@@ -73,4 +72,4 @@ def _find(name: str) -> Callable[..., nn.Module]:
         raise LookupError(
             f"{problems[0].message.split(' (known')[0]} (known: {known_text}; also torchvision/NAME and package.module:NAME)"
         )
-    return importlib.import_module(f"{__name__}.{name}").model  # type: ignore[no-any-return]
+    return imported(f"{__name__}.{name}:model")  # type: ignore[no-any-return]

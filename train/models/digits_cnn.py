@@ -4,7 +4,7 @@ from torch import nn
 
 
 def model(classes: int, channels: int, width: int = 32, dropout: float = 0.25) -> nn.Module:
-    """Two padded 3 x 3 convolutions at full size, two at half; 73,000 parameters at width 32 with one channel."""
+    """Two padded 3 x 3 convolutions at full size, two at half; 67,946 parameters at width 32 with one channel."""
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, padding=1),
         nn.BatchNorm2d(width),

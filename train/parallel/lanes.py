@@ -31,10 +31,11 @@ class Lanes:
     def __post_init__(self) -> None:
         share = self.count // self.processes
         if self.processes > 1 and (share * self.processes != self.count or share & (share - 1)):
-            fits = [n for n in range(1, self.count + 1) if self.count % n == 0 and not (k := self.count // n) & (k - 1)]
+            fits = [n for n in range(2, self.count + 1) if self.count % n == 0 and not (k := self.count // n) & (k - 1)]
+            several = f"{', '.join(map(str, fits))} or " if fits else ""
             raise UsageError(
                 f"batch.lanes: {self.count} lanes cannot be shared by {self.processes} processes so that the sums keep their "
-                f"order. Lanes per process must be a power of two: run on {', '.join(map(str, fits))} or 1 processes, "
+                f"order. Lanes per process must be a power of two: run on {several}1 process{'es' * bool(fits)}, "
                 f"or set batch.lanes to {self.processes} times a power of two."
             )
 
@@ -95,31 +96,32 @@ class GradientSum:
     """
 
     def __init__(self, model: nn.Module, lanes: Lanes, *, strict: bool) -> None:
-        self.model = model
+        outer = getattr(model, "_orig_mod", model)  # within torch.compile's wrapper
+        self.parallel = outer if isinstance(outer, DistributedDataParallel) else None
         self.lanes = lanes
         self.strict = strict
-        plain = model.module if isinstance(model, DistributedDataParallel) else model
+        plain = self.parallel.module if self.parallel else outer
         self.parameters = [parameter for parameter in plain.parameters() if parameter.requires_grad]
         self.buffers = LaneBuffers(plain, lanes)
         self._places = {parameter: place for place, parameter in enumerate(self.parameters)}
         self._partials = TreeSum()
-        if isinstance(model, DistributedDataParallel):
+        if self.parallel:
             # One thread takes the buckets in their order, so that communication runs beside the backward pass and every process
             # issues the same collectives in the same order.
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")
-            model.register_comm_hook(self, _reduce_bucket)
-            model.forward_sync_buffers = False  # the lanes take care of buffers
+            self.parallel.register_comm_hook(self, _reduce_bucket)
+            self.parallel.forward_sync_buffers = False  # the lanes take care of buffers
 
     @contextmanager
     def lane(self, lane: int, weight: int) -> Iterator[None]:
         """Surround one lane's forward and backward pass. A lane of no weight leaves the buffers alone."""
         last = lane == self.lanes.local[-1]
-        self.buffers.start()
-        with nullcontext() if last or not isinstance(self.model, DistributedDataParallel) else self.model.no_sync():
+        self.buffers.start(keep=weight > 0)
+        with self.parallel.no_sync() if self.parallel and not last else nullcontext():
             yield
         self.buffers.collect(keep=weight > 0)
-        if last and isinstance(self.model, DistributedDataParallel):
-            self._refuse_unused(self.model.module)
+        if last and self.parallel:
+            self._refuse_unused(self.parallel.module)
         elif last:
             self._partials.finish(self._gradients())
         elif self.strict:
@@ -185,9 +187,10 @@ def _communication_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class LaneBuffers:
-    """Gives each lane the buffers (BatchNorm's running statistics) of the step's start, and averages what the lanes make of them.
+    """Gives each lane the buffers (BatchNorm's running statistics) of the step's start, and moves them by the lanes' mean move.
 
-    Whole-number buffers take one lane's value: they count steps, which all lanes agree on.
+    So one that no lane changes keeps its bits. A whole-number buffer (BatchNorm's count of steps) takes the value of the first
+    lane that changes it. A lane without weight changes nothing.
     """
 
     def __init__(self, model: nn.Module, lanes: Lanes) -> None:
@@ -195,37 +198,82 @@ class LaneBuffers:
         self.floats = [buffer for buffer in buffers if buffer.is_floating_point()]
         self.others = [buffer for buffer in buffers if not buffer.is_floating_point()]
         self.lanes = lanes
-        self.alone = lanes.count == 1 or not buffers
         self._start: list[Tensor] = []
-        self._sum = TreeSum()
+        self._moves = TreeSum()
+        self._counts: list[Tensor] = []
         self._left = 0
 
-    def start(self) -> None:
-        if self.alone:
+    def start(self, *, keep: bool) -> None:
+        """Before a lane; `keep` is whether it has weight."""
+        if self._untouched(keep):
             return
         if self._left == 0:
             self._left = len(self.lanes.local)
             self._start = [buffer.clone() for buffer in self.floats + self.others]
+            self._counts = self._start[len(self.floats) :]
         else:
             self._restore()
 
     def collect(self, *, keep: bool) -> None:
-        if self.alone:
+        """After the lane."""
+        if self._untouched(keep):
             return
         if not keep:
             self._restore()
         self._left -= 1
+        self._counts = self._first_changed(self._counts, self.others)
+        moves = self._moved()
         if self._left:
-            self._sum.push([buffer.clone() for buffer in self.floats])
+            self._moves.push(moves)
             return
-        self._sum.finish(self.floats)
-        if self.lanes.processes > 1 and self.floats:
-            flat = torch.cat([buffer.flatten() for buffer in self.floats])
-            sums = ordered_all_reduce(flat, self.lanes.processes).split([buffer.numel() for buffer in self.floats])
-            torch._foreach_copy_(self.floats, [part.view_as(buffer) for part, buffer in zip(sums, self.floats, strict=True)])
+        self._moves.finish(moves)
+        self._restore()
         if self.floats:
-            torch._foreach_div_(self.floats, float(self.lanes.count))
+            self._move(moves[0])
+        if self.others:
+            torch._foreach_copy_(self.others, self._agreed(self._counts))
+
+    def _untouched(self, keep: bool) -> bool:
+        return not (self.floats or self.others) or (keep and self.lanes.count == 1)
+
+    def _moved(self) -> list[Tensor]:
+        """How far the floating-point buffers are from the step's start, as one flat tensor."""
+        if not self.floats:
+            return []
+        now, start = _flat(self.floats), _flat(self._start[: len(self.floats)])
+        return [torch.where(now == start, 0, now - start)]
+
+    def _move(self, moves: Tensor) -> None:
+        total = ordered_all_reduce(moves, self.lanes.processes) if self.lanes.processes > 1 else moves
+        start = _flat(self.floats)
+        moved = torch.where(total == 0, start, start + total / self.lanes.count)
+        torch._foreach_copy_(self.floats, _like(self.floats, moved))
+
+    def _agreed(self, counts: list[Tensor]) -> list[Tensor]:
+        """The same values on all processes: those of the first one that has others than the start."""
+        if self.lanes.processes == 1:
+            return counts
+        mine = _flat([count.long() for count in counts])
+        everyone = mine.new_empty(self.lanes.processes, mine.numel())
+        dist.all_gather_single(everyone.view(-1), mine)
+        for theirs in everyone:
+            counts = self._first_changed(counts, _like(counts, theirs))
+        return counts
+
+    def _first_changed(self, chosen: list[Tensor], now: list[Tensor]) -> list[Tensor]:
+        start = self._start[len(self.floats) :]
+        return [torch.where(old == begin, new, old) for old, begin, new in zip(chosen, start, now, strict=True)]
 
     def _restore(self) -> None:
         for buffer, start in zip(self.floats + self.others, self._start, strict=True):
             buffer.copy_(start)
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _like(tensors: Sequence[Tensor], flat: Tensor) -> list[Tensor]:
+    """`flat` in the shapes of `tensors`."""
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
