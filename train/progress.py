@@ -5,6 +5,7 @@ Everything goes to stderr, so that stdout can be piped. No thread: the line is r
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from datetime import timedelta
@@ -80,8 +81,8 @@ class Progress:
 
 def show_cursor() -> None:
     """Give a terminal back as it was, for an end that does not close the line."""
-    if sys.stderr.isatty():
-        sys.stderr.write("\x1b[?25h")
+    if os.isatty(2):
+        os.write(2, b"\x1b[?25h")  # the line has taken over sys.stderr
 
 
 def _open_live() -> Live | None:
