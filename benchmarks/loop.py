@@ -34,6 +34,8 @@ from train.data.transforms import decode
 from train.job import Job, prepare
 from train.journal import Journal
 from train.optim import build_optimizer
+from train.parallel.launch import Launch
+from train.parallel.mode import choose
 from train.parallel.processes import Processes
 from train.run import load_config
 from train.run_folder import RunFolder
@@ -149,7 +151,8 @@ def main(settings: tuple[str, ...], rounds: int, steps: int) -> None:
 
 def measure(config: Config, rounds: int, steps: int) -> None:
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    job = prepare(config, accelerator, Processes(accelerator), print, saved=None)
+    mode = choose(Launch(), config.parallel)
+    job = prepare(config, accelerator, Processes(accelerator), mode, print, saved=None)
     loader = DataLoader(
         Pictures(job), config.batch.size, shuffle=True, drop_last=True, num_workers=job.workers, persistent_workers=True
     )

@@ -40,3 +40,11 @@ def lines(train: Runner) -> list[dict[str, Any]]:
 def logged(train: Runner) -> list[int]:
     """The steps of the training lines in metrics.jsonl, as they follow each other."""
     return [line["step"] for line in lines(train) if "train/loss" in line]
+
+
+def tensors(train: Runner) -> list[str]:
+    """The names of the final weights."""
+    from safetensors import safe_open
+
+    with safe_open(folder(train) / "model" / "model.safetensors", "pt") as file:
+        return list(file.keys())

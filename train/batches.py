@@ -13,8 +13,8 @@ from train.job import Job
 
 def training_batches(job: Job, position: int) -> Iterator[Batch]:
     """The micro-batches of this process's lanes, lane after lane and step after step, from `position` on."""
-    data, local = job.config.data, job.lanes.local
-    share = Share(job.config.batch.size, job.micro_batch, local.start * job.micro_batch, len(local) * job.micro_batch)
+    data = job.config.data
+    share = Share(job.config.batch.size, job.micro_batch, job.lanes.local)
     seed, shuffle, block = job.config.run.seed, data.shuffle, data.shuffle_block
     plan = partial(training_plan, job.sources.train, share, position, seed=seed, shuffle=shuffle, block=block)
     return iter(_load(job, job.sources.train, plan, training=True))

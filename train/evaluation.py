@@ -34,33 +34,45 @@ def evaluate(
     device: torch.device,
     processes: Processes,
     stop: StopRequest,
+    blank: Batch | None = None,
 ) -> dict[str, float] | None:
     """The mean of each metric over all processes' samples, and how many were left out if any; None when any process was asked to
     stop on the way. The RunError of one process is raised on all.
 
     Every batch gives its sums; they are added exactly (`math.fsum`), so that it does not matter which process had which batch.
+    Where a pass needs all processes, those that have no batch left make theirs on the `blank` one.
     """
     sums: dict[str, list[float]] = {name: [] for name in task.higher_is_better}
     samples = skipped = 0
+    finished = False
     failure: RunError | None = None
     model.eval()
     iterator = iter(batches)
-    finished = False
-    try:
-        while True:
-            with stop.waiting():
-                batch = next(iterator)
-            skipped += len(batch.bad)
-            if batch.keys:
-                samples += len(batch.keys)
-                for name, value in task.sums(model, batch.to(device)).items():
-                    sums[name].append(value)
-    except StopIteration:
-        finished = True
-    except Interrupted:
-        pass
-    except RunError as error:
-        failure = error
+    while True:
+        batch = None
+        if not finished and failure is None:
+            try:
+                with stop.waiting():
+                    batch = next(iterator)
+            except StopIteration:
+                finished = True
+            except Interrupted:
+                pass
+            except RunError as error:
+                failure = error
+        if blank is not None:
+            states = processes.gather(batch is not None, finished)
+            if not states[:, 0].any() or not states.any(axis=1).all():  # all are at their end, or one fails or was asked to stop
+                break
+        elif batch is None:
+            break
+        if batch is not None and batch.keys:
+            samples += len(batch.keys)
+            for name, value in task.sums(model, batch.to(device)).items():
+                sums[name].append(value)
+        elif blank is not None:
+            task.sums(model, blank.to(device))
+        skipped += len(batch.bad) if batch is not None else 0
     model.train()
     parts = processes.gather_objects(_Part(finished, failure, samples, skipped, sums))
     for part in parts:

@@ -18,6 +18,7 @@ from train.data.plan import epoch_length, first_records
 from train.data.source import Source, Sources, StreamSource, open_data
 from train.errors import RunError, UsageError
 from train.parallel.lanes import Lanes
+from train.parallel.mode import Mode
 from train.parallel.processes import Processes
 from train.seeds import seed_generators
 from train.tasks.image_classification import ImageClassification
@@ -30,6 +31,7 @@ class Job:
     config: Config
     accelerator: Accelerator
     processes: Processes
+    mode: Mode
     sources: Sources
     task: ImageClassification
     lanes: Lanes
@@ -59,12 +61,13 @@ class Job:
         batch, length = self.config.batch.size, self.epoch_length
         epochs = f"{self.total_steps * batch / length:.4g} epochs of {length:,} samples" if length else "epochs of unknown length"
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        mode = "one process" if self.processes.count == 1 else f"{self.processes.count} processes, DistributedDataParallel"
         compiler = self.accelerator.state.dynamo_plugin.backend.value.lower()
         return [
             *(f"data: {note}" for note in self.sources.notes),
             f"model: {self.config.model.name}, {parameters:,} parameters",
-            f"mode: {mode} on {self.accelerator.device.type}, precision {self.accelerator.mixed_precision}, "
+            f"mode: {self.mode.name}, {self.mode.reasons[0]}",
+            *(f"mode: {hint}" for hint in self.mode.reasons[1:]),
+            f"device: {self.accelerator.device.type}, precision {self.accelerator.mixed_precision}, "
             f"{'' if compiler == 'no' else f'compiled by {compiler}, '}"
             f"{self.config.run.determinism}, {_counted(self.threads, 'CPU thread')} and "
             f"{_counted(self.workers, 'data worker')} a process",
@@ -75,11 +78,17 @@ class Job:
 
 
 def prepare(
-    config: Config, accelerator: Accelerator, processes: Processes, say: Callable[[str], None], *, saved: dict[str, Any] | None
+    config: Config,
+    accelerator: Accelerator,
+    processes: Processes,
+    mode: Mode,
+    say: Callable[[str], None],
+    *,
+    saved: dict[str, Any] | None,
 ) -> Job:
     """Open and build what `config` names; `saved` is the state of the checkpoint that the run goes on from."""
     threads = determinism.apply(config.run, processes.count)
-    lanes = _lanes(config, processes, saved)
+    lanes = lanes_of(config, processes, mode, saved)
     sources = open_data(config.data, say)
     if isinstance(sources.train, StreamSource):
         if saved and saved["sizes"]:
@@ -97,6 +106,7 @@ def prepare(
         config=config,
         accelerator=accelerator,
         processes=processes,
+        mode=mode,
         sources=sources,
         task=task,
         lanes=lanes,
@@ -129,13 +139,14 @@ def _blank(source: Source, task: ImageClassification, config: Config, model: nn.
     return Batch(repeated, [])
 
 
-def _lanes(config: Config, processes: Processes, saved: dict[str, Any] | None) -> Lanes:
+def lanes_of(config: Config, processes: Processes, mode: Mode, saved: dict[str, Any] | None = None) -> Lanes:
+    """The lanes of this process. UsageError where they cannot be shared."""
     count = config.batch.lanes
     if count == "auto":
         count = saved["lanes"] if saved else processes.count
         if problem := lanes_problem(config.batch.size, count):
             raise UsageError(f"batch.lanes: auto means one lane a process, but {problem}")
-    return Lanes(count, processes.rank, processes.count)
+    return Lanes(count, processes.rank, processes.count, interleaved=mode.name == "fsdp")
 
 
 def _workers(config: Config, processes: Processes) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from train.errors import RunError
-from train.weights import cpu_copy
+from train.weights import as_sharded, cpu_copy
 
 
 def optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -118,7 +118,7 @@ def _exact(saved: Any, loaded: Any, parameter: Tensor) -> Any:
     """`saved` with its own dtype, on the device of `loaded`, in the parameter's memory layout where shapes agree."""
     if isinstance(saved, Tensor):
         like = parameter if saved.shape == parameter.shape else saved
-        return torch.empty_like(like, dtype=saved.dtype, device=loaded.device, requires_grad=False).copy_(saved)
+        return torch.empty_like(like, dtype=saved.dtype, device=loaded.device, requires_grad=False).copy_(as_sharded(saved, like))
     if isinstance(saved, dict):
         return {key: _exact(item, loaded[key], parameter) for key, item in saved.items()}
     if isinstance(saved, list | tuple):

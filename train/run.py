@@ -38,9 +38,10 @@ def run(config: Config, *, dry_run: bool) -> str:
     from accelerate import Accelerator
 
     from train import resume, tracking
-    from train.job import prepare
+    from train.job import lanes_of, prepare
     from train.journal import Journal
-    from train.parallel.lanes import Lanes
+    from train.parallel import launch
+    from train.parallel.mode import choose
     from train.parallel.processes import Processes
     from train.run_folder import RunFolder
     from train.stopping import Interrupted, StopRequest, stop_with_the_launcher
@@ -49,8 +50,11 @@ def run(config: Config, *, dry_run: bool) -> str:
     stop_with_the_launcher()
     main = os.environ.get("RANK", "0") == "0"
     trackers = tracking.resolve(config.tracking, config.folder) if main else tracking.Trackers()
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    facts = launch.read(os.environ, devices=devices, bf16=not devices or torch.cuda.is_bf16_supported(including_emulation=False))
+    mode = choose(facts, config.parallel)
     accelerator = Accelerator(
-        cpu=not torch.cuda.is_available(),  # without CUDA a bare Accelerator would let launched processes train apart
+        cpu=mode.device == "cpu",  # without CUDA a bare Accelerator would let launched processes train apart
         log_with=trackers.log_with or None,
         project_dir=config.folder,
     )
@@ -58,9 +62,9 @@ def run(config: Config, *, dry_run: bool) -> str:
     processes = Processes(accelerator)
     say = _say if processes.main else _say_nothing
     if config.batch.lanes != "auto":
-        Lanes(config.batch.lanes, processes.rank, processes.count)  # refuses what does not fit before anything is made
+        lanes_of(config, processes, mode)  # refuses what does not fit before anything is made
     if dry_run:
-        job = prepare(config, accelerator, processes, say, saved=None)
+        job = prepare(config, accelerator, processes, mode, say, saved=None)
         if processes.main:
             print(config.to_yaml() + "".join(f"# {line}\n" for line in job.describe()), end="")
         return "finished"
@@ -70,7 +74,7 @@ def run(config: Config, *, dry_run: bool) -> str:
         with stop.waiting():  # there is nothing to save yet
             folder = processes.on_main(lambda: RunFolder(config.folder))
             snapshot = resume.find(config, processes, say)
-            job = prepare(config, accelerator, processes, say, saved=snapshot.state if snapshot else None)
+            job = prepare(config, accelerator, processes, mode, say, saved=snapshot.state if snapshot else None)
         stop.training = True
     except Interrupted:
         return "stopped"
@@ -100,9 +104,9 @@ def _refuse_other_settings(accelerator: Accelerator) -> None:
             f"accelerate is set to accumulate gradients over {accelerator.gradient_accumulation_steps} steps; here the lanes do "
             "that: take it out of the accelerate config and ACCELERATE_GRADIENT_ACCUMULATION_STEPS, and set batch.lanes"
         )
-    if accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU"):
+    if accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP"):
         raise UsageError(
-            f"accelerate is set to distributed_type {accelerator.distributed_type.value}; this trainer does NO and MULTI_GPU"
+            f"accelerate is set to distributed_type {accelerator.distributed_type.value}; NO, MULTI_GPU and FSDP are supported"
         )
 
 

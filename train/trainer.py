@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -20,7 +20,8 @@ from train.job import Job
 from train.journal import Journal
 from train.optim import build_optimizer, learning_rate
 from train.optimizer_state import load_optimizer_state, optimizer_state
-from train.parallel.lanes import GradientSum
+from train.parallel import build_engine
+from train.parallel.engine import LanePass
 from train.seeds import seed_lane
 from train.stopping import Interrupted, StopRequest
 from train.weights import cpu_copies, load_model
@@ -34,12 +35,13 @@ class Trainer:
     def __init__(self, job: Job, stop: StopRequest, snapshot: Snapshot | None = None) -> None:
         self.job, self.config, self.stop = job, job.config, stop
         self.accelerator, self.processes, self.task = job.accelerator, job.processes, job.task
-        self.plain = job.model.to(self.accelerator.device)
         decay = self.config.ema.decay
-        self.average = AveragedModel(self.plain, multi_avg_fn=get_ema_multi_avg_fn(decay)) if decay else None
-        self.model = self.accelerator.prepare_model(self.plain)
+        self.average = AveragedModel(job.model, multi_avg_fn=get_ema_multi_avg_fn(decay)) if decay else None
+        self.engine = build_engine(job.mode, job.model, job.task, job.lanes, job.accelerator, self.config)
+        if self.average is not None:
+            self.engine.place(self.average.module)
+        self.plain = self.engine.plain
         self.optimizer = self.accelerator.prepare_optimizer(build_optimizer(self.config.optimizer, self.plain))
-        self.gradients = GradientSum(self.model, job.lanes, strict=self.config.run.determinism == "strict")
         self.step = self.position = self.skipped = 0
         self.seconds = 0.0
         self.epoch_length = job.epoch_length
@@ -70,7 +72,7 @@ class Trainer:
         self.journal = journal
         self.validation = validation_batches(self.job)
         self.batches = training_batches(self.job, self.position)
-        self.model.train()
+        self.engine.model.train()
 
     def train_step(self) -> bool:
         """One update of the weights, or False when any process has been asked to stop."""
@@ -79,15 +81,16 @@ class Trainer:
         weights = [self.task.weight(batch) for batch in batches]
         bad = sum(len(batch.bad) for batch in batches)
         words = self.processes.gather(bool(self.stop), sum(weights), bad, self.job.epoch_length or 0)
-        asked, weight, skipped, _ = (int(word) for word in words.sum(axis=0))
+        weight, skipped = (int(word) for word in words[:, 1:3].sum(axis=0))
         self.epoch_length = int(words[:, 3].max()) or None  # whoever has consumed an epoch's last sample knows it
-        if asked:
+        if words[:, 0].any():
             return False
         rate = self._set_learning_rate()
-        losses = [
-            self.lane_step(lane, batch, share, weight)
-            for lane, batch, share in zip(self.job.lanes.local, batches, weights, strict=False)
+        passes = [
+            LanePass(lane, (batch if share else self.job.blank).to(self.accelerator.device), share)
+            for lane, batch, share in zip(self.job.lanes.local, batches, weights, strict=True)
         ]
+        losses = self.engine.forward_backward(passes, weight, partial(seed_lane, self.config.run.seed, self.step))
         norm = self._clip_gradients()
         if not math.isfinite(norm) and self.accelerator.scaler is None:
             self._refuse_step(norm, losses, batches)
@@ -138,10 +141,9 @@ class Trainer:
     def _clip_gradients(self) -> float:
         """The norm of the whole gradient, before it is clipped where the config asks for that."""
         self.accelerator.unscale_gradients(self.optimizer)
-        parameters = self.gradients.parameters
-        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        norm = self.engine.gradient_norm()
         if self.config.optimizer.clip_norm is not None:
-            nn.utils.clip_grads_with_norm_(parameters, self.config.optimizer.clip_norm, norm)
+            nn.utils.clip_grads_with_norm_(self.engine.parameters, self.config.optimizer.clip_norm, norm)
         return float(norm)
 
     def _refuse_step(self, norm: float, losses: list[Tensor], batches: list[Batch]) -> None:
@@ -161,16 +163,6 @@ class Trainer:
             everywhere=True,
         )
 
-    def lane_step(self, lane: int, batch: Batch, share: int, weight: int) -> Tensor:
-        """Forward and backward of one lane; `share` of the step's `weight` is this lane's. Returns the sum of its losses."""
-        batch = (batch if share else self.job.blank).to(self.accelerator.device)
-        seed_lane(self.config.run.seed, self.step, lane)
-        with self.gradients.lane(lane, share):
-            loss = self.task.loss(self.model, batch)
-            # 0 x loss turns the gradients into NaN where the loss is not finite, on the device and without waiting for it.
-            self.accelerator.backward(loss, gradient=loss.detach() * 0 + (1 / weight if share else 0))
-        return loss.detach() if share else torch.zeros_like(loss)
-
     def evaluate(self) -> bool:
         """Measure the validation split unless this step's is done; False when a process was asked to stop meanwhile."""
         if self.validation is None or self.evaluated == self.step or self.config.evaluate.every.count == 0:
@@ -179,7 +171,8 @@ class Trainer:
         with self.journal.pausing(), self.accelerator.autocast():
             batches = (self._checked(batch, f"validation after step {self.step}") for batch in self.validation)
             try:
-                metrics = evaluate(self.task, model, batches, self.accelerator.device, self.processes, self.stop)
+                blank = self.job.blank if self.engine.together else None
+                metrics = evaluate(self.task, model, batches, self.accelerator.device, self.processes, self.stop, blank)
             except RunError:  # all processes'; the training so far is none of its causes
                 if self.config.checkpoint.every.count and self.saved != self.step:
                     self.save()

@@ -25,7 +25,21 @@ def cpu_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def cpu_copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    """The whole of a sharded tensor: all processes must ask for it."""
+    whole = tensor.detach()
+    if hasattr(whole, "full_tensor"):
+        whole = whole.full_tensor()
+    return whole.to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def as_sharded(tensor: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor, which all processes have, cut as `like` is."""
+    if not hasattr(like, "device_mesh"):
+        return tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(like, DTensor)
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -73,7 +87,7 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             f"The weights do not fit the model {type(model).__name__}:\n{listing}\n"
             "They were saved from another model: set the model's options to those of the run that saved them."
         )
-    model.load_state_dict(dict(tensors))
+    model.load_state_dict({name: as_sharded(tensor, wanted[name]) for name, tensor in tensors.items()})
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:

@@ -43,7 +43,7 @@ def opened(folder: Path) -> Source:
 def shares(batch: int, lanes: int, processes: int) -> list[Share]:
     local = lanes // processes
     micro = batch // lanes
-    return [Share(batch, micro, rank * local * micro, local * micro) for rank in range(processes)]
+    return [Share(batch, micro, range(rank * local, (rank + 1) * local)) for rank in range(processes)]
 
 
 Sample = tuple[int, int]  # epoch, key
@@ -59,7 +59,7 @@ def plan(source: Source, share: Share, position: int = 0, shuffle: bool = True, 
 
 def stream(source: Source, count: int, position: int = 0, shuffle: bool = True, block: int = 6) -> list[Sample]:
     """The samples at the positions from `position` on."""
-    found = plan(source, Share(1, 1, 0, 1), position, shuffle, block)
+    found = plan(source, Share(1, 1, range(1)), position, shuffle, block)
     return [sample for records in itertools.islice(found, count) for sample in samples(records)]
 
 
@@ -117,7 +117,7 @@ def test_the_global_batches_are_the_same_on_any_number_of_processes(folder: Path
 
 def test_rows_are_those_of_their_keys(folder: Path) -> None:
     source = opened(folder)
-    for records in itertools.islice(plan(source, Share(8, 4, 0, 8)), 12):
+    for records in itertools.islice(plan(source, Share(8, 4, range(2))), 12):
         rows = records.rows if isinstance(source, StreamSource) else source.take(records.keys)  # type: ignore[union-attr]
         names = [row["label"] for row in rows.to_pylist()]
         if isinstance(source, StreamSource):
@@ -134,7 +134,7 @@ def test_a_micro_batch_goes_to_a_worker_without_the_block_that_it_is_of(tmp_path
     made.shards(tmp_path / "set", [40, 40])
     source = opened(tmp_path / "set")
     size = sum(len(made.png(number)) for number in range(80))
-    for records in [next(plan(source, Share(4, 2, 0, 4), block=80)), next(evaluation_plan(source, 2, 0, 1))]:
+    for records in [next(plan(source, Share(4, 2, range(2)), block=80)), next(evaluation_plan(source, 2, 0, 1))]:
         assert len(records.keys) == 2
         assert len(pickle.dumps(records.rows)) < size / 4  # 2 of 80 pictures, and what a table costs
 
@@ -143,7 +143,7 @@ def test_an_epochs_length_is_known_to_whoever_has_its_last_sample(folders: dict[
     source = opened(folders["jsonl"])
     assert isinstance(source, StreamSource)
     source.sizes[:] = [None] * len(SHARDS)
-    found = plan(source, Share(1, 1, 0, 1))
+    found = plan(source, Share(1, 1, range(1)))
     for _ in range(TOTAL):
         next(found)
     assert epoch_length(source) == TOTAL

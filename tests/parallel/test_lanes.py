@@ -18,7 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.conftest import free_port
 from train.errors import UsageError
-from train.parallel.lanes import GradientSum, Lanes, TreeSum, ordered_all_reduce, tree_sum
+from train.parallel.ddp import DistributedEngine
+from train.parallel.engine import Engine, LanePass
+from train.parallel.lanes import Lanes, TreeSum, ordered_all_reduce, tree_sum
 
 _server = multiprocessing.get_context("forkserver")  # which tests.conftest has prepared
 
@@ -118,6 +120,23 @@ def test_an_ordered_all_reduce_is_the_same_tree_for_every_element(processes: int
         assert all(torch.equal(result[place], expected) for result in results), size
 
 
+class Bare:
+    """What an engine needs of an Accelerator."""
+
+    device = torch.device("cpu")
+
+    def prepare_model(self, model: nn.Module, evaluation_mode: bool = False) -> nn.Module:
+        return model if evaluation_mode else DistributedDataParallel(model, bucket_cap_mb=0.0001, broadcast_buffers=False)
+
+    def backward(self, loss: Tensor, gradient: Tensor) -> None:
+        loss.backward(gradient)  # type: ignore[no-untyped-call]
+
+
+def engine_of(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], lanes: Lanes) -> Engine:
+    kind = Engine if lanes.processes == 1 else DistributedEngine
+    return kind(model, loss, lanes, Bare(), strict=True)  # type: ignore[arg-type]
+
+
 class Net(nn.Module):
     """Buffers of both kinds, and a layer large enough for DDP to make several buckets."""
 
@@ -149,16 +168,12 @@ def _stepped(rank: int, processes: int, steps: int = 3) -> dict[str, Tensor]:
     """Gradients of the last step and state after some steps of gradient descent, computed in lanes."""
     torch.set_num_threads(1)
     plain = fresh()
-    model: nn.Module = plain
-    if processes > 1:
-        model = DistributedDataParallel(plain, bucket_cap_mb=0.0001, broadcast_buffers=False)
     lanes = Lanes(LANES, rank, processes)
-    gradients = GradientSum(model, lanes, strict=True)
+    engine = engine_of(plain, lambda model, inputs: model(inputs).square().sum(), lanes)
     for step in range(steps):
         plain.zero_grad()
-        for lane in lanes.local:
-            with gradients.lane(lane, weight=5):
-                model(lane_inputs(step)[lane]).square().sum().backward()
+        inputs = lane_inputs(step)
+        engine.forward_backward([LanePass(lane, inputs[lane], 5) for lane in lanes.local], 1, seed=lambda lane: None)  # type: ignore[arg-type]
         with torch.no_grad():
             for parameter in plain.parameters():
                 assert parameter.grad is not None
@@ -222,12 +237,10 @@ class Constants(nn.Module):
 
 def _with_empty_lanes(rank: int, processes: int, count: int, empty: Sequence[int]) -> dict[str, Tensor]:
     plain = Constants()
-    model = DistributedDataParallel(plain, broadcast_buffers=False) if processes > 1 else plain
     lanes = Lanes(count, rank, processes)
-    gradients = GradientSum(model, lanes, strict=True)
-    for lane in lanes.local:
-        with gradients.lane(lane, weight=0 if lane in empty else 1):
-            model(lane).backward()
+    engine = engine_of(plain, lambda model, lane: model(lane), lanes)
+    passes = [LanePass(lane, lane, 0 if lane in empty else 1) for lane in lanes.local]  # type: ignore[arg-type]
+    engine.forward_backward(passes, 1, seed=lambda lane: None)
     return {name: buffer.clone() for name, buffer in plain.named_buffers()}
 
 

@@ -201,6 +201,13 @@ class Tracking(Section):
     project: Report[Filled] = Field("lockstep", description="project that trackers file the run under")
 
 
+class Parallel(Section):
+    mode: Speed[Literal["auto", "single", "data_parallel"]] = Field(
+        "auto", description="parallel mode of one process; auto: as accelerate config says"
+    )
+    device: Speed[Literal["auto", "cpu", "cuda"]] = Field("auto", description="device that is insisted on")
+
+
 class Config(Section):
     run: Run = Field(default_factory=Run)  # a relative folder is read where the run starts, not at import
     data: Data
@@ -215,6 +222,7 @@ class Config(Section):
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     tracking: Tracking = Tracking()
+    parallel: Parallel = Parallel()
 
     @field_validator("epochs")
     @classmethod

@@ -34,15 +34,17 @@ class Records(NamedTuple):
 
 @dataclass(frozen=True)
 class Share:
-    """The part of each global batch of `batch` samples that this process computes, as micro-batches of `micro` samples."""
+    """The lanes, of `micro` samples each, that this process computes of each global batch of `batch` samples."""
 
     batch: int
     micro: int
-    first: int  # place of the first sample in the global batch
-    count: int
+    lanes: range
 
-    def positions(self, step_position: int) -> range:
-        return range(step_position + self.first, step_position + self.first + self.count)
+    @property
+    def places(self) -> Indices:
+        """The samples' places in the global batch, lane after lane."""
+        places: Indices = np.add.outer(np.array(self.lanes) * self.micro, np.arange(self.micro)).ravel()
+        return places
 
 
 def epoch_length(source: Source) -> int | None:
@@ -84,10 +86,11 @@ def first_records(source: Source, count: int) -> Iterator[Records]:
 
 
 def _map_plan(source: MapSource, share: Share, position: int, seed: int, shuffle: bool) -> Iterator[Records]:
-    steps = max(1, min(_MAP_CHUNK // share.count, _MAP_EPOCHS * source.size // share.batch))
+    places = share.places
+    steps = max(1, min(_MAP_CHUNK // places.size, _MAP_EPOCHS * source.size // share.batch))
     while True:
         starts = position + share.batch * np.arange(steps, dtype=np.int64)
-        positions = (starts[:, None] + np.arange(share.first, share.first + share.count, dtype=np.int64)).ravel()
+        positions = np.add.outer(starts, places).ravel()
         epochs, keys = map_order(positions, source.size, seed, shuffle=shuffle)
         for first in range(0, positions.size, share.micro):
             part = slice(first, first + share.micro)
@@ -155,21 +158,19 @@ def _stream_plan(blocks: Iterator[Block], share: Share, position: int) -> Iterat
     """Cut the blocks into this process's micro-batches."""
     block = next(blocks)
     while True:
-        wanted = share.positions(position)
-        parts: list[Records] = []
-        at = wanted.start
-        while at < wanted.stop:
-            while at >= block.start + len(block.keys):
-                block = next(blocks)
-            part = slice(at - block.start, min(wanted.stop - block.start, len(block.keys)))
-            keys = block.keys[part]
-            parts.append(Records(np.full_like(keys, block.epoch), keys, block.rows.slice(part.start, len(keys))))
-            at += len(keys)
-        epochs, keys = (np.concatenate(columns) for columns in ([p.epochs for p in parts], [p.keys for p in parts]))
-        rows = pa.concat_tables([part.rows for part in parts])
-        for first in range(0, share.count, share.micro):
-            here = slice(first, first + share.micro)
-            yield Records(epochs[here], keys[here], _cut(rows, first, share.micro))
+        for lane in share.lanes:
+            at = position + lane * share.micro
+            end = at + share.micro
+            parts: list[Records] = []
+            while at < end:
+                while at >= block.start + len(block.keys):
+                    block = next(blocks)
+                first = at - block.start
+                keys = block.keys[first : first + end - at]
+                parts.append(Records(np.full_like(keys, block.epoch), keys, block.rows.slice(first, len(keys))))
+                at += len(keys)
+            epochs, keys = (np.concatenate(columns) for columns in ([p.epochs for p in parts], [p.keys for p in parts]))
+            yield Records(epochs, keys, _cut(pa.concat_tables([part.rows for part in parts]), 0, share.micro))
         position += share.batch
 
 

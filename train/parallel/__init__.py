@@ -1,0 +1,33 @@
+"""How the lanes of a step are computed on the devices and processes that there are, a mode a file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from train.config import Config
+from train.parallel.data_parallel import DataParallelEngine
+from train.parallel.ddp import DistributedEngine
+from train.parallel.engine import Engine
+from train.parallel.fsdp import ShardedEngine
+from train.parallel.lanes import Lanes
+from train.parallel.mode import Mode
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch import nn
+
+    from train.tasks.image_classification import ImageClassification
+
+ENGINES: dict[str, type[Engine]] = {
+    "single": Engine,
+    "data_parallel": DataParallelEngine,
+    "ddp": DistributedEngine,
+    "fsdp": ShardedEngine,
+}
+
+
+def build_engine(
+    mode: Mode, model: nn.Module, task: ImageClassification, lanes: Lanes, accelerator: Accelerator, config: Config
+) -> Engine:
+    """The engine of a mode, with `model` put where it is computed."""
+    return ENGINES[mode.name](model, task.loss, lanes, accelerator, strict=config.run.determinism == "strict")

@@ -1,0 +1,106 @@
+"""The mode follows from what the launcher and the machine say, and what cannot be is refused with its numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from train.config import Parallel
+from train.errors import UsageError
+from train.parallel.launch import Launch, launcher_settings
+from train.parallel.mode import choose
+
+FILE = "--config_file my.yaml"
+
+
+def said(**settings: Any) -> dict[str, tuple[Any, str]]:
+    return {key: (value, FILE) for key, value in settings.items()}
+
+
+GPUS = said(gpu_ids="0,1", num_processes=1)
+CASES = [
+    # what is there                                                             the section       mode and device
+    (Launch(), {}, "single cpu"),
+    (Launch(devices=1), {}, "single cuda"),
+    (Launch(devices=4), {}, "single cuda"),
+    (Launch(devices=4, cpu=True), {}, "single cpu"),
+    (Launch(devices=4), {"device": "cpu"}, "single cpu"),
+    (Launch(devices=2, settings=GPUS), {}, "data_parallel cuda"),
+    (Launch(devices=2, settings=GPUS), {"mode": "single"}, "single cuda"),
+    (Launch(devices=2, settings=said(gpu_ids="all")), {}, "single cuda"),
+    (Launch(devices=2), {"mode": "data_parallel"}, "data_parallel cuda"),
+    (Launch(processes=2), {}, "ddp cpu"),
+    (Launch(processes=2, devices=2, settings=said(gpu_ids="0,1", num_processes=2)), {}, "ddp cuda"),
+    (Launch(processes=8, devices=8), {}, "ddp cuda"),
+    (Launch(processes=2, settings=said(distributed_type="MULTI_GPU", use_cpu=True), cpu=True), {}, "ddp cpu"),
+    (Launch(processes=2, devices=2, fsdp=2), {}, "fsdp cuda"),
+    (Launch(processes=1, devices=1, fsdp=2), {}, "single cuda"),  # there is nobody to share with
+    (Launch(devices=1, precision="fp16"), {}, "single cuda"),
+    (Launch(precision="bf16"), {}, "single cpu"),
+]
+
+
+@pytest.mark.parametrize(("launch", "section", "expected"), CASES)
+def test_the_mode_follows_from_what_is_said(launch: Launch, section: dict[str, Any], expected: str) -> None:
+    mode = choose(launch, Parallel(**section))
+    assert f"{mode.name} {mode.device}" == expected
+
+
+def test_the_banner_names_what_decided() -> None:
+    assert choose(Launch(devices=2, settings=GPUS), Parallel()).reasons == (
+        f"one process, and 2 GPUs are named: gpu_ids: 0,1 ({FILE})",
+    )
+    [reason, hint] = choose(Launch(devices=3), Parallel()).reasons
+    assert reason == "one process"
+    assert "3 GPUs are visible and the first is used: --multi_gpu --num_processes 3 uses all" in hint
+    [reason, hint] = choose(Launch(processes=2, settings=said(num_processes=2)), Parallel()).reasons
+    assert reason == f"2 processes (num_processes: 2 ({FILE}))"
+    assert "no GPU is visible" in hint
+
+
+REFUSALS = [
+    (Launch(settings=said(num_processes=2)), {}, ["2 processes were asked for", "and 1 runs", "--multi_gpu", "cpu_2.yaml"]),
+    (
+        Launch(settings=said(distributed_type="MULTI_GPU"), processes=2),
+        {},
+        ["a GPU is wanted", "nvidia-smi", "parallel.device=cpu"],
+    ),
+    (Launch(settings=said(gpu_ids="0")), {}, ["a GPU is wanted (gpu_ids: 0", "torch sees none"]),
+    (Launch(cuda=""), {"device": "cuda"}, ["parallel.device=cuda", "CUDA_VISIBLE_DEVICES=''"]),
+    (Launch(precision="fp16"), {}, ["fp16 is not possible on a CPU; no and bf16 are"]),
+    (Launch(precision="fp8"), {}, ["fp8 is not possible on a CPU"]),
+    (Launch(devices=1, precision="bf16", bf16=False), {}, ["bf16 is not possible on this GPU"]),
+    (Launch(processes=2), {"mode": "data_parallel"}, ["data_parallel was asked for", "2 processes makes it ddp"]),
+    (Launch(devices=2, compiler="inductor"), {"mode": "data_parallel"}, ["inductor cannot compile", "nn.DataParallel"]),
+    (Launch(processes=2, devices=2, fsdp=1), {}, ["fsdp_version: 2"]),
+    (Launch(processes=4, devices=4, fsdp=2, sizes={"cp": 2, "dp_shard": 2}), {}, ["{'cp': 2} is not supported"]),
+]
+
+
+@pytest.mark.parametrize(("launch", "section", "words"), REFUSALS)
+def test_what_cannot_be_is_refused_with_the_numbers(launch: Launch, section: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UsageError) as refusal:
+        choose(launch, Parallel(**section))
+    assert not [word for word in words if word not in str(refusal.value)], refusal.value
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(UsageError) as refusal:
+        choose(Launch(settings=said(num_processes=2, gpu_ids="0,1"), precision="fp16"), Parallel())
+    assert len(str(refusal.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--cpu", "--num_processes", "2", "main.py"], {"use_cpu": (True, "--cpu"), "num_processes": ("2", "--num_processes")}),
+        (["--num-processes=2", "main.py", "--num_processes", "7"], {"num_processes": ("2", "--num_processes")}),
+        (["--multi_gpu", "-q", "--gpu_ids", "0,1", "-m", "train.main"], {"gpu_ids": ("0,1", "--gpu_ids")}),
+    ],
+)
+def test_flags_of_the_launcher_are_read_up_to_the_script(
+    words: list[str], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accelerate.commands.config.config_args.default_config_file", "/no/such/file")
+    assert launcher_settings(words) == expected
