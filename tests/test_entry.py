@@ -42,7 +42,7 @@ def test_each_launcher_of_the_readme_starts_its_number_of_processes(launch: Laun
     code, output = ended(launch(*command, "train/main.py", "--dry-run"))
     assert code == 0, output
     processes = LAUNCHERS[launcher]
-    assert f"\n# mode: {'one process' if processes == 1 else f'{processes} processes'}" in output, output
+    assert f"\n# mode: {'single, one process' if processes == 1 else f'ddp, {processes} processes'}" in output, output
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_each_launcher_of_the_readme_starts_its_number_of_processes(launch: Laun
 def test_the_script_runs_as_a_module(launch: Launch, command: str) -> None:
     code, output = ended(launch(*command.split(), "--dry-run"))
     assert code == 0, output
-    assert "\n# mode: one process" in output, output
+    assert "\n# mode: single, one process" in output, output
 
 
 def test_a_fork_runs_from_anywhere_with_files_called_like_libraries(launch: Launch, tmp_path: Path) -> None:
