@@ -58,8 +58,8 @@ def run(config: Config, *, dry_run: bool) -> str:
         log_with=trackers.log_with or None,
         project_dir=config.folder,
     )
-    _refuse_other_settings(accelerator)
     processes = Processes(accelerator)
+    _refuse_other_settings(accelerator)
     say = _say if processes.main else _say_nothing
     if config.batch.lanes != "auto":
         lanes_of(config, processes, mode)  # refuses what does not fit before anything is made

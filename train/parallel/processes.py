@@ -34,6 +34,7 @@ class Processes:
         self._group: Any = None
         if self.count > 1:
             self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+            self.gather(0)  # all are connected before one may refuse and leave
 
     @property
     def main(self) -> bool:
