@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.conftest import free_port
+from train.config import Parallel
 from train.errors import UsageError
 from train.parallel.ddp import DistributedEngine
 from train.parallel.engine import Engine, LanePass
@@ -125,7 +126,7 @@ class Bare:
 
     device = torch.device("cpu")
 
-    def prepare_model(self, model: nn.Module, evaluation_mode: bool = False) -> nn.Module:
+    def prepare_model(self, model: nn.Module, device_placement: bool = True, evaluation_mode: bool = False) -> nn.Module:
         return model if evaluation_mode else DistributedDataParallel(model, bucket_cap_mb=0.0001, broadcast_buffers=False)
 
     def backward(self, loss: Tensor, gradient: Tensor) -> None:
@@ -134,7 +135,7 @@ class Bare:
 
 def engine_of(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], lanes: Lanes) -> Engine:
     kind = Engine if lanes.processes == 1 else DistributedEngine
-    return kind(model, loss, lanes, Bare(), strict=True)  # type: ignore[arg-type]
+    return kind(model, loss, lanes, Bare(), Parallel(), strict=True)  # type: ignore[arg-type]
 
 
 class Net(nn.Module):

@@ -36,6 +36,7 @@ CASES = [
     (Launch(processes=2, settings=said(distributed_type="MULTI_GPU", use_cpu=True), cpu=True), {}, "ddp cpu"),
     (Launch(processes=2, devices=2, fsdp=2), {}, "fsdp cuda"),
     (Launch(processes=1, devices=1, fsdp=2), {}, "single cuda"),  # there is nobody to share with
+    (Launch(devices=2), {"split": {"devices": ["cuda:0", "cuda:1"], "at": ["layer3"]}}, "split cuda"),
     (Launch(devices=1, precision="fp16"), {}, "single cuda"),
     (Launch(precision="bf16"), {}, "single cpu"),
 ]
@@ -73,6 +74,12 @@ REFUSALS = [
     (Launch(devices=1, precision="bf16", bf16=False), {}, ["bf16 is not possible on this GPU"]),
     (Launch(processes=2), {"mode": "data_parallel"}, ["data_parallel was asked for", "2 processes makes it ddp"]),
     (Launch(devices=2, compiler="inductor"), {"mode": "data_parallel"}, ["inductor cannot compile", "nn.DataParallel"]),
+    (
+        Launch(devices=1),
+        {"split": {"devices": ["cuda:0", "cuda:1"], "at": []}},
+        ["no cuda:1; there are cpu, cuda:0", "need 1 modules"],
+    ),
+    (Launch(processes=2), {"split": {"devices": ["cpu"]}}, ["devices of one process", "2 processes makes it ddp"]),
     (Launch(processes=2, devices=2, fsdp=1), {}, ["fsdp_version: 2"]),
     (Launch(processes=4, devices=4, fsdp=2, sizes={"cp": 2, "dp_shard": 2}), {}, ["{'cp': 2} is not supported"]),
 ]

@@ -201,11 +201,19 @@ class Tracking(Section):
     project: Report[Filled] = Field("lockstep", description="project that trackers file the run under")
 
 
+class Split(Section):
+    devices: Speed[tuple[str, ...]] = Field(
+        (), description="devices that a model in one process is cut over, such as cuda:0 and cuda:1; empty: it is not cut"
+    )
+    at: Speed[tuple[str, ...]] = Field((), description="modules that begin the part on the next device")
+
+
 class Parallel(Section):
     mode: Speed[Literal["auto", "single", "data_parallel"]] = Field(
         "auto", description="parallel mode of one process; auto: as accelerate config says"
     )
     device: Speed[Literal["auto", "cpu", "cuda"]] = Field("auto", description="device that is insisted on")
+    split: Split = Split()
 
 
 class Config(Section):

@@ -11,6 +11,7 @@ from train.parallel.engine import Engine
 from train.parallel.fsdp import ShardedEngine
 from train.parallel.lanes import Lanes
 from train.parallel.mode import Mode
+from train.parallel.split import SplitEngine
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -23,6 +24,7 @@ ENGINES: dict[str, type[Engine]] = {
     "data_parallel": DataParallelEngine,
     "ddp": DistributedEngine,
     "fsdp": ShardedEngine,
+    "split": SplitEngine,
 }
 
 
@@ -30,4 +32,4 @@ def build_engine(
     mode: Mode, model: nn.Module, task: ImageClassification, lanes: Lanes, accelerator: Accelerator, config: Config
 ) -> Engine:
     """The engine of a mode, with `model` put where it is computed."""
-    return ENGINES[mode.name](model, task.loss, lanes, accelerator, strict=config.run.determinism == "strict")
+    return ENGINES[mode.name](model, task.loss, lanes, accelerator, config.parallel, strict=config.run.determinism == "strict")

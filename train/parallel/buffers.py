@@ -98,7 +98,7 @@ class LaneBuffers:
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    return torch.cat([tensor.reshape(-1).to(tensors[0].device) for tensor in tensors])
 
 
 def _like(tensors: Sequence[Tensor], flat: Tensor) -> list[Tensor]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from train.config import Parallel
 from train.data.loader import Batch
 from train.parallel.buffers import LaneBuffers
 from train.parallel.lanes import Lanes, TreeSum
@@ -40,9 +41,11 @@ class Engine:
         loss: Callable[[nn.Module, Batch], Tensor],
         lanes: Lanes,
         accelerator: Accelerator,
+        options: Parallel,
         *,
         strict: bool,
     ) -> None:
+        self.options = options
         self.loss, self.lanes, self.accelerator, self.strict = loss, lanes, accelerator, strict
         self.plain = model  # its names are those of the checkpoints
         self.place(model)

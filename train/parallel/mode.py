@@ -9,7 +9,7 @@ from train.config import Parallel
 from train.errors import UsageError
 from train.parallel.launch import Launch
 
-Name = Literal["single", "data_parallel", "ddp", "fsdp"]
+Name = Literal["single", "data_parallel", "ddp", "fsdp", "split"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ def _name(launch: Launch, parallel: Parallel, device: str) -> tuple[Name, str]:
         return "fsdp", f"{several}, FSDP {launch.fsdp} of the accelerate config{source}"
     if launch.processes > 1:
         return "ddp", f"{several}{source}"
+    if parallel.split.devices:
+        return "split", f"parallel.split.devices={','.join(parallel.split.devices)}"
     if parallel.mode == "data_parallel":
         return "data_parallel", "parallel.mode=data_parallel"
     if parallel.mode == "auto" and device == "cuda" and (named := _named_devices(launch)) > 1:
@@ -126,8 +128,23 @@ def _fits(name: Name, launch: Launch, parallel: Parallel, reason: str) -> list[s
     problems = []
     if parallel.mode != "auto" and parallel.mode != name:
         problems.append(f"parallel.mode: {parallel.mode} was asked for, but {reason} makes it {name}")
+    if parallel.split.devices and name != "split":
+        problems.append(f"parallel.split.devices: a model is cut over the devices of one process, and {reason} makes it {name}")
+    if name == "split":
+        problems += _split_problems(launch, parallel)
     if name == "data_parallel" and launch.compiler != "no":
         problems.append(
             f"dynamo_backend: {launch.compiler} cannot compile a model within nn.DataParallel; use DDP, or no compiler"
         )
+    return problems
+
+
+def _split_problems(launch: Launch, parallel: Parallel) -> list[str]:
+    devices, at = parallel.split.devices, parallel.split.at
+    there = ["cpu", *(f"cuda:{number}" for number in range(launch.devices))]
+    problems = [
+        f"parallel.split.devices: there is no {device}; there are {', '.join(there)}" for device in devices if device not in there
+    ]
+    if len(at) != len(devices) - 1:
+        problems.append(f"parallel.split.at: {len(devices)} devices need {len(devices) - 1} modules to cut at, not {len(at)}")
     return problems

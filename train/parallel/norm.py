@@ -21,5 +21,5 @@ def norm_by_rows(gradients: Sequence[Tensor]) -> Tensor:
 
 def total(norms: Sequence[Tensor]) -> Tensor:
     """The norm of everything from the norms of the rows of each gradient."""
-    norm: Tensor = torch.linalg.vector_norm(torch.cat(list(norms)))
+    norm: Tensor = torch.linalg.vector_norm(torch.cat([norm.to(norms[0].device) for norm in norms]))
     return norm

@@ -81,8 +81,8 @@ class ImageClassification:
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The sum of the samples' losses, a scalar."""
         output = model(self._images(batch))
-        label = batch.fields["label"]
         logits, *side = output if isinstance(output, tuple) else (output,)
+        label = batch.fields["label"].to(logits.device)  # the last one where a model is cut over several
         loss = functional.cross_entropy(logits, label, reduction="sum")
         for auxiliary in side:
             if auxiliary is not None:
@@ -92,7 +92,7 @@ class ImageClassification:
     def sums(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         """What a batch adds to each metric, summed over its samples; the mean over all samples is the metric."""
         logits = model(self._images(batch))
-        label = batch.fields["label"]
+        label = batch.fields["label"].to(logits.device)
         losses = functional.cross_entropy(logits.float(), label, reduction="none")
         return {"accuracy": float((logits.argmax(1) == label).sum()), "loss": float(losses.double().sum())}
 

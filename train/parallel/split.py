@@ -1,0 +1,46 @@
+"""A model cut over several devices of one process: its later modules lie, and compute, on the next device."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from train.errors import UsageError
+from train.parallel.engine import Engine
+
+
+class SplitEngine(Engine):
+    """A module that has weights takes its inputs to their device; one that has none computes where its inputs are."""
+
+    def place(self, model: nn.Module) -> None:
+        split = self.options.split
+        modules = dict(model.named_modules())
+        if unknown := [name for name in split.at if name not in modules]:
+            raise UsageError("\n".join(_unknown(name, modules) for name in unknown))
+        devices = iter(split.devices)
+        device = torch.device(next(devices))
+        for name, module in modules.items():  # in the order of their definition, which is mostly that of forward
+            if name in split.at:
+                device = torch.device(next(devices))
+            module._apply(partial(Tensor.to, device=device), recurse=False)  # as `to` does, but for this module's own tensors
+            if [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+                module.register_forward_pre_hook(partial(_bring, device), with_kwargs=True)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)  # type: ignore[no-any-return]
+
+
+def _bring(device: torch.device, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, kwargs))
+
+
+def _unknown(name: str, modules: dict[str, nn.Module]) -> str:
+    near = get_close_matches(name, modules, n=1)
+    top = ", ".join(known for known in modules if known and "." not in known)
+    question = f"; did you mean {near[0]}?" if near else ""
+    return f"parallel.split.at: the model has no module {name}{question} (its parts: {top}; and those within them)"
