@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 
-import accelerate  # noqa: F401
-import datasets  # noqa: F401
-import torch  # noqa: F401
-import torchcodec.decoders  # noqa: F401
-import torchvision  # noqa: F401
+for name in ("accelerate", "datasets", "torch", "torchcodec.decoders", "torchvision"):
+    importlib.import_module(name)
 
 
 def run_main(arguments: list[str], environment: dict[str, str], log: str, folder: str) -> None:

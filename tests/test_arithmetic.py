@@ -115,6 +115,6 @@ def test_averaged_weights_are_the_average_that_their_decay_says(train: Runner) -
     average = checkpoint_weights(run, 1)  # the first update takes the weights themselves
     for step in (2, 3, 4):
         weights = checkpoint_weights(run, step)
-        average = tuple(0.75 * old + 0.25 * new for old, new in zip(average, weights, strict=True))  # type: ignore[assignment]
+        average = (0.75 * average[0] + 0.25 * weights[0], 0.75 * average[1] + 0.25 * weights[1])
     final = load_file(Path(run.folder) / "model" / "model.safetensors")
     assert_close((final["linear.weight"].astype(np.float64), final["linear.bias"].astype(np.float64)), average)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import left, made
-from tests.conftest import Launched, Runner
+from tests.conftest import HANG_SECONDS, Launched, Runner
 from tests.spied import spied
 from tests.test_stopping import ACCELERATE_2, until
 from train.checkpoint import damage
@@ -200,7 +200,7 @@ def test_two_jobs_of_two_processes_run_side_by_side(train: Runner, launch: Calla
     command = (*ACCELERATE_2, "train/main.py", config(train), LINEAR, "steps=20", f"run.output_dir={train.outputs}")
     jobs = [launch(*command, f"run.name={name}", env={"SPY_SECONDS": "0.1"}) for name in ("one", "two")]
     for job in jobs:
-        until(lambda job=job: job.process.poll() is not None, job)  # type: ignore[misc]  # a default is what binds it
+        job.process.wait(HANG_SECONDS)
         assert job.process.returncode == 0, job.output
     facts = [json.loads(path.read_text()) for path in train.outputs.glob("*/summary.json")]
     assert len(facts) == 2 and len({fact["weights_sha256"] for fact in facts}) == 1

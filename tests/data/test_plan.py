@@ -13,7 +13,7 @@ import pytest
 from tests import made
 from train.config.schema import Data
 from train.data.order import map_order, shard_order
-from train.data.plan import Records, Share, epoch_length, evaluation_plan, first_records, readahead, training_plan
+from train.data.plan import Records, Share, epoch_length, evaluation_plan, first_records, readahead, rows_of, training_plan
 from train.data.source import SHARD_BITS, Source, StreamSource, open_data
 
 SHARDS = (10, 3, 7)
@@ -118,7 +118,7 @@ def test_the_global_batches_are_the_same_on_any_number_of_processes(folder: Path
 def test_rows_are_those_of_their_keys(folder: Path) -> None:
     source = opened(folder)
     for records in itertools.islice(plan(source, Share(8, 4, range(2))), 12):
-        rows = records.rows if isinstance(source, StreamSource) else source.take(records.keys)  # type: ignore[union-attr]
+        rows = rows_of(source, records)
         names = [row["label"] for row in rows.to_pylist()]
         if isinstance(source, StreamSource):
             places = [source.where(int(key)) for key in records.keys]

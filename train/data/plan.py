@@ -194,10 +194,10 @@ def _cut(rows: pa.Table, first: int, count: int) -> pa.Table:
 
 def readahead(start: Callable[[], Iterator[T]], depth: int) -> Iterator[T]:
     """Run an iterator on a thread of its own, up to `depth` items ahead; its error is raised where it would have been."""
-    items: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
+    items: queue.Queue[tuple[T] | BaseException] = queue.Queue(depth)
     closed = threading.Event()
 
-    def put(item: tuple[T | None, BaseException | None]) -> bool:
+    def put(item: tuple[T] | BaseException) -> bool:
         while not closed.is_set():
             try:
                 items.put(item, timeout=0.1)
@@ -209,20 +209,20 @@ def readahead(start: Callable[[], Iterator[T]], depth: int) -> Iterator[T]:
     def run() -> None:
         try:
             for value in start():
-                if not put((value, None)):
+                if not put((value,)):
                     return
-            put((None, StopIteration()))
+            put(StopIteration())
         except BaseException as error:  # handed to the consumer
-            put((None, error))
+            put(error)
 
     threading.Thread(target=run, name="readahead", daemon=True).start()
     try:
         while True:
-            value, error = items.get()
-            if isinstance(error, StopIteration):
+            item = items.get()
+            if isinstance(item, StopIteration):
                 return
-            if error is not None:
-                raise error
-            yield value  # type: ignore[misc]  # a value where there is no error
+            if isinstance(item, BaseException):
+                raise item
+            yield item[0]
     finally:
         closed.set()
