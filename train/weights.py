@@ -34,11 +34,10 @@ def cpu_copy(tensor: Tensor) -> Tensor:
 
 def as_sharded(tensor: Tensor, like: Tensor) -> Tensor:
     """A whole tensor, which all processes have, cut as `like` is."""
-    if not hasattr(like, "device_mesh"):
-        return tensor
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    assert isinstance(like, DTensor)
+    if not isinstance(like, DTensor):
+        return tensor
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
