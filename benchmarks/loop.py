@@ -1,20 +1,24 @@
 """What a step costs here beside a bare PyTorch loop and an Accelerate loop as its documentation writes it.
 
-    python benchmarks/loop.py [CONFIG.yaml ...] [key=value ...] [--rounds 7] [--steps 100]
+    python benchmarks/loop.py [CONFIG.yaml ...] [key=value ...] [--rounds 300] [--steps 2]
 
 The three train the same model on the same pictures with the same optimizer, at one lane, with the same number of workers and
-CPU threads, and log the loss every ten steps. They take turns in one process; the table gives medians over the rounds.
+CPU threads, and log the loss every ten steps. They take turns in one process, in
+shuffled order; the table gives medians over the rounds, and how sure the median ratio is.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -64,6 +68,18 @@ class Pictures(Dataset[tuple[Tensor, Tensor]]):
         return (decode(data, self.image.mode).float().div_(255) - mean).div_(std), torch.tensor(label)
 
 
+class StepLog:
+    """Writes the loss every `LOG_EVERY` steps, as a loop's own print would."""
+
+    def __init__(self, sink: TextIO) -> None:
+        self.sink, self.step = sink, 0
+
+    def __call__(self, loss: Tensor) -> None:
+        self.step += 1
+        if self.step % LOG_EVERY == 0:
+            print(f"step {self.step} loss {loss.item():.4f}", file=self.sink, flush=True)
+
+
 def endless(loader: DataLoader[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
     while True:
         yield from loader
@@ -74,39 +90,37 @@ def fresh(job: Job) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, build_optimizer(job.config.optimizer, model)
 
 
-def bare(job: Job, loader: DataLoader[tuple[Tensor, Tensor]], log: Callable[[str], None]) -> Callable[[int], None]:
+def bare(job: Job, loader: DataLoader[tuple[Tensor, Tensor]], log: StepLog) -> Callable[[int], None]:
     model, optimizer = fresh(job)
     batches = endless(loader)
     model.train()
 
     def train(steps: int) -> None:
-        for step in range(steps):
+        for _ in range(steps):
             image, label = next(batches)
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(image), label)
             loss.backward()
             optimizer.step()
-            if step % LOG_EVERY == 0:
-                log(f"step {step} loss {loss.item():.4f}")
+            log(loss)
 
     return train
 
 
-def accelerated(job: Job, loader: DataLoader[tuple[Tensor, Tensor]], log: Callable[[str], None]) -> Callable[[int], None]:
+def accelerated(job: Job, loader: DataLoader[tuple[Tensor, Tensor]], log: StepLog) -> Callable[[int], None]:
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     model, optimizer, prepared = accelerator.prepare(*fresh(job), loader)
     batches = endless(prepared)
     model.train()
 
     def train(steps: int) -> None:
-        for step in range(steps):
+        for _ in range(steps):
             image, label = next(batches)
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(image), label)
             accelerator.backward(loss)
             optimizer.step()
-            if step % LOG_EVERY == 0:
-                log(f"step {step} loss {loss.item():.4f}")
+            log(loss)
 
     return train
 
@@ -125,8 +139,8 @@ def ours(job: Job, folder: RunFolder) -> Callable[[int], None]:
 
 @click.command()
 @click.argument("settings", nargs=-1)
-@click.option("--rounds", default=7, show_default=True, help="Turns of each loop, after one to warm up.")
-@click.option("--steps", default=100, show_default=True, help="Steps of a turn.")
+@click.option("--rounds", default=300, show_default=True, help="Turns of each loop, after one to warm up.")
+@click.option("--steps", default=2, show_default=True, help="Steps of a turn.")
 def main(settings: tuple[str, ...], rounds: int, steps: int) -> None:
     root = Path(__file__).parent.parent
     files = [Path(setting) for setting in settings if "=" not in setting] or [root / "configs" / "digits.yaml"]
@@ -157,43 +171,46 @@ def measure(config: Config, rounds: int, steps: int) -> None:
         Pictures(job), config.batch.size, shuffle=True, drop_last=True, num_workers=job.workers, persistent_workers=True
     )
     with Path(os.devnull).open("w") as sink:
-
-        def log(line: str) -> None:
-            print(line, file=sink, flush=True)
-
         loops = {
-            "bare PyTorch loop": bare(job, loader, log),
-            "Accelerate loop": accelerated(job, loader, log),
+            "bare PyTorch loop": bare(job, loader, StepLog(sink)),
+            "Accelerate loop": accelerated(job, loader, StepLog(sink)),
             "this trainer": ours(job, RunFolder(config.folder)),
         }
         seconds: dict[str, list[float]] = {name: [] for name in loops}
         busy: dict[str, list[float]] = {name: [] for name in loops}  # CPU time of the training thread, without its waits
+        names, order = list(loops), random.Random(0)
         for turn in range(rounds + 1):
-            for name, train in loops.items():
+            order.shuffle(names)  # whoever follows whom matters: the worker of the one before still refills its queue
+            for name in names:
                 strict = config.run.model_copy(update={"determinism": "strict" if name == "this trainer" else "fast"})
                 determinism.apply(strict.model_copy(update={"threads": job.threads}), 1)
                 began, worked = time.perf_counter(), time.thread_time()
-                train(steps)
+                loops[name](steps)
                 if turn:
                     seconds[name].append((time.perf_counter() - began) / steps)
                     busy[name].append((time.thread_time() - worked) / steps)
     show(job, {"wall clock": seconds, "CPU time": busy})
 
 
+def middle(count: int) -> tuple[int, int]:
+    """Which two of `count` ordered values hold their median between them in 19 of 20 repetitions (the sign test's interval)."""
+    reach = 1.96 * math.sqrt(count) / 2
+    return max(0, math.floor(count / 2 - reach)), min(count - 1, math.ceil(count / 2 + reach))
+
+
 def show(job: Job, measured: dict[str, dict[str, list[float]]]) -> None:
     threads = f"{job.threads} CPU thread(s), {job.workers} data worker(s)"
     table = Table(title=f"{job.config.model.name}, batch {job.config.batch.size}, {threads}")
-    for column in ("loop", "ms a step", "times the bare loop", "least to most"):
+    for column in ("loop", "ms a step", "times the bare loop", "95 % interval"):
         table.add_column(column, justify="left" if column == "loop" else "right")
     for what, times in measured.items():
         bare = next(iter(times.values()))
         table.add_section()
         for name, own in times.items():
             ratios = sorted(time / reference for time, reference in zip(own, bare, strict=True))
-            least_to_most = f"{ratios[0]:.3f} to {ratios[-1]:.3f}"
-            table.add_row(
-                f"{name}, {what}", f"{1000 * statistics.median(own):.2f}", f"{statistics.median(ratios):.3f}", least_to_most
-            )
+            low, high = middle(len(ratios))
+            interval = f"{ratios[low]:.3f} to {ratios[high]:.3f}"
+            table.add_row(f"{name}, {what}", f"{1000 * statistics.median(own):.2f}", f"{statistics.median(ratios):.3f}", interval)
     Console().print(table)
 
 
