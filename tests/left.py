@@ -16,15 +16,20 @@ def folder(train: Runner) -> Path:
 
 
 def summary(train: Runner) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((folder(train) / "summary.json").read_text())
-    return facts
+    return facts(folder(train))
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """summary.json of a run folder."""
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
 
 
 def weights(train: Runner) -> str:
     """The hash of the final weights."""
-    facts = summary(train)
-    assert facts["status"] == "finished"
-    return str(facts["weights_sha256"])
+    found = summary(train)
+    assert found["status"] == "finished"
+    return str(found["weights_sha256"])
 
 
 def steps(train: Runner) -> list[int]:

@@ -26,7 +26,7 @@ def validation_batches(job: Job) -> Loader | None:
     source = job.sources.validation
     if source is None or job.config.evaluate.every.count == 0:
         return None
-    plan = partial(evaluation_plan, source, job.micro_batch, job.processes.rank, job.processes.count)
+    plan = partial(evaluation_plan, source, job.micro_batch, job.lanes.rank, job.lanes.processes)
     loader = _load(job, source, plan, training=False)
     loader.start_workers()
     return loader

@@ -2,11 +2,16 @@
 
     <run>/checkpoints/step-00000120/  model.safetensors, optimizer.safetensors, ..., state.json, checksums.json
 
+Where each process has a part of the tensors, each writes its own, by torch.distributed.checkpoint: model/shard-....safetensors
+and so on. Any number of processes reads either.
+
 A checkpoint is written in a hidden folder beside, flushed to the disk and renamed, so that a kill at any moment leaves
 the ones before it as they were. `checksums.json` is written last, from the flushed files as they are read back: it
 fixes their bytes at that moment, so whatever changes, shortens or removes them afterwards (a bad disk, a partial copy,
 a hand) is found before they are used. Tensors are safetensors and the rest is JSON: nothing that is read can run code.
 """
+
+from __future__ import annotations
 
 import errno
 import hashlib
@@ -14,14 +19,21 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from train.errors import RunError
-from train.weights import load_tensors, save_tensors
+from train.weights import load_parts, load_tensors, save_tensors
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint import CheckpointException
+
+    from train.parallel.processes import Processes
 
 _CHECKSUMS = "checksums.json"
 _STATE = "state.json"
@@ -31,11 +43,13 @@ _LEFTOVER = re.compile(r"\.(step-\d+)\.(tmp|old)-\d+")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint holds: `tensors` by file stem and name, as `weights.cpu_copies` makes them; `state` in JSON."""
+    """What a checkpoint holds: `tensors` by file stem and name, as `weights.cpu_copies` makes them, or as `weights.part_copies`
+    does where they lie in parts on several processes; `state` in JSON."""
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
+    in_parts: bool = False
 
 
 def write(folder: Path, snapshot: Snapshot) -> Path:
@@ -45,17 +59,41 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
     """
     final = folder / f"step-{snapshot.step:08d}"
     temporary = _hidden(final, "tmp")
-    try:
-        folder.mkdir(exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        _fill(temporary, snapshot)
+    with _transaction(temporary, final, snapshot):
+        _begin(temporary)
+        for stem, tensors in snapshot.tensors.items():
+            save_tensors(temporary / f"{stem}.safetensors", tensors)
+        _seal(temporary, snapshot)
         _put_in_place(temporary, final)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise RunError(_refusal(error, final, _size(snapshot))) from error
-        raise
+    return final
+
+
+def write_parts(folder: Path, snapshot: Snapshot, processes: Processes) -> Path:
+    """The same by all processes, of which each writes its parts; they see one file system."""
+    import torch.distributed.checkpoint as dcp
+
+    final = folder / f"step-{snapshot.step:08d}"
+    temporary: Path = processes.share(_hidden(final, "tmp"))
+
+    def begin() -> None:
+        with _transaction(temporary, final, snapshot):
+            _begin(temporary)
+
+    def finish() -> None:
+        with _transaction(temporary, final, snapshot):
+            _seal(temporary, snapshot)
+            _put_in_place(temporary, final)
+
+    processes.on_main(begin)
+    for stem, tensors in snapshot.tensors.items():
+        writer = dcp.HuggingFaceStorageWriter(str(temporary / stem), save_distributed=True)
+        try:
+            dcp.save(dict(tensors), storage_writer=writer, process_group=processes.group)
+        except dcp.CheckpointException as error:
+            if processes.main:
+                shutil.rmtree(temporary, ignore_errors=True)
+            raise _part_refusal(error, final, snapshot) from error
+    processes.on_main(finish)
     return final
 
 
@@ -107,8 +145,9 @@ def read(path: Path) -> Snapshot:
         step, state = int(saved["step"]), dict(saved["state"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} is not a checkpoint of this program: {error}. Take another one.") from error
-    stems = [name.removesuffix(".safetensors") for name in names if name.endswith(".safetensors")]
-    return Snapshot(step, {stem: load_tensors(path / f"{stem}.safetensors") for stem in stems}, state)
+    stems = {Path(name).parts[0] for name in names if name.endswith(".safetensors")}
+    files = {stem.removesuffix(".safetensors"): path / stem for stem in sorted(stems)}
+    return Snapshot(step, {stem: (load_parts if file.is_dir() else load_tensors)(file) for stem, file in files.items()}, state)
 
 
 def prune(folder: Path, written: int, keep: int, best: int | None) -> list[int]:
@@ -140,15 +179,33 @@ def clean(folder: Path) -> list[str]:
     return removed
 
 
-def _fill(folder: Path, snapshot: Snapshot) -> None:
+@contextmanager
+def _transaction(temporary: Path, final: Path, snapshot: Snapshot) -> Iterator[None]:
+    """Leave nothing behind, and say why, where the disk refuses."""
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise RunError(_refusal(error, final, _size(snapshot))) from error
+        raise
+
+
+def _begin(temporary: Path) -> None:
+    temporary.parent.mkdir(exist_ok=True)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+
+
+def _seal(folder: Path, snapshot: Snapshot) -> None:
+    """Write the state, flush everything to the disk, and fix what it is now."""
     state = json.dumps({"step": snapshot.step, "state": snapshot.state}, indent=1, default=_plain)
     (folder / _STATE).write_text(state, encoding="utf-8")
-    for stem, tensors in snapshot.tensors.items():
-        save_tensors(folder / f"{stem}.safetensors", tensors)
     checksums = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.rglob("*")):
         _flush(path)
-        checksums[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        if path.is_file():
+            checksums[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
     (folder / _CHECKSUMS).write_text(json.dumps(checksums, indent=1), encoding="utf-8")
     _flush(folder / _CHECKSUMS)
     _flush(folder)
@@ -210,6 +267,14 @@ def _file_damage(path: Path, size: int, sha256: str) -> str | None:
         return f"{path.name} is missing"
     except OSError as error:
         return f"{path.name} cannot be read ({error.strerror})"
+
+
+def _part_refusal(error: CheckpointException, final: Path, snapshot: Snapshot) -> RunError:
+    """What the first process that could not write its parts has met."""
+    rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
+    if isinstance(cause, OSError) and cause.errno:
+        return RunError(_refusal(cause, final, _size(snapshot)), everywhere=True)
+    return RunError(f"cannot save {final}: process {rank}: {type(cause).__name__}: {cause}", everywhere=True)
 
 
 def _size(snapshot: Snapshot) -> int:

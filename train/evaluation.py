@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from train.data.loader import Batch
 from train.errors import RunError
@@ -29,24 +29,26 @@ class _Part(NamedTuple):
 @torch.no_grad()
 def evaluate(
     task: ImageClassification,
-    model: nn.Module,
+    model: Callable[[Tensor], Any],
     batches: Iterable[Batch],
     device: torch.device,
     processes: Processes,
     stop: StopRequest,
     blank: Batch | None = None,
+    *,
+    reports: bool = True,
 ) -> dict[str, float] | None:
     """The mean of each metric over all processes' samples, and how many were left out if any; None when any process was asked to
     stop on the way. The RunError of one process is raised on all.
 
     Every batch gives its sums; they are added exactly (`math.fsum`), so that it does not matter which process had which batch.
-    Where a pass needs all processes, those that have no batch left make theirs on the `blank` one.
+    Where a pass needs all processes, those that have no batch left make theirs on the `blank` one. Where several have the same
+    batches, one `reports`.
     """
     sums: dict[str, list[float]] = {name: [] for name in task.higher_is_better}
     samples = skipped = 0
     finished = False
     failure: RunError | None = None
-    model.eval()
     iterator = iter(batches)
     while True:
         batch = None
@@ -66,14 +68,17 @@ def evaluate(
                 break
         elif batch is None:
             break
-        if batch is not None and batch.keys:
+        passed = batch if batch is not None and batch.keys else blank
+        if passed is not None:
+            passed = passed.to(device)
+            output = model(task.inputs(passed))
+        if batch is None or not reports:
+            continue
+        skipped += len(batch.bad)
+        if batch.keys and passed is not None:
             samples += len(batch.keys)
-            for name, value in task.sums(model, batch.to(device)).items():
+            for name, value in task.sums(output, passed).items():
                 sums[name].append(value)
-        elif blank is not None:
-            task.sums(model, blank.to(device))
-        skipped += len(batch.bad) if batch is not None else 0
-    model.train()
     parts = processes.gather_objects(_Part(finished, failure, samples, skipped, sums))
     for part in parts:
         if part.failure is not None:

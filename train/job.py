@@ -18,7 +18,7 @@ from train.data.plan import epoch_length, first_records
 from train.data.source import Source, Sources, StreamSource, open_data
 from train.errors import RunError, UsageError
 from train.parallel.lanes import Lanes
-from train.parallel.mode import Mode
+from train.parallel.mode import Mode, config_problems
 from train.parallel.processes import Processes
 from train.seeds import seed_generators
 from train.tasks.image_classification import ImageClassification
@@ -146,6 +146,10 @@ def lanes_of(config: Config, processes: Processes, mode: Mode, saved: dict[str, 
         count = saved["lanes"] if saved else processes.count
         if problem := lanes_problem(config.batch.size, count):
             raise UsageError(f"batch.lanes: auto means one lane a process, but {problem}")
+    if problems := config_problems(mode, config, count):
+        raise UsageError("\n".join(problems))
+    if not mode.shares_lanes:
+        return Lanes(count)
     return Lanes(count, processes.rank, processes.count, interleaved=mode.name == "fsdp")
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from train import checkpoint, tracking
-from train.checkpoint import Snapshot
+from train import tracking
 from train.data.loader import BadSample
 from train.job import Job
 from train.progress import Progress
@@ -87,11 +86,6 @@ class Journal:
     def skipped(self, where: str, bad: BadSample) -> None:
         """Tell a sample that is left out; every process tells its own."""
         print(f"{where}: skipped {bad.where}: {bad.reason}", file=sys.stderr, flush=True)
-
-    def save(self, snapshot: Snapshot, best: int | None) -> None:
-        if self.folder:
-            checkpoint.write(self.folder.checkpoints, snapshot)
-            checkpoint.prune(self.folder.checkpoints, snapshot.step, self.job.config.checkpoint.keep, best)
 
     def close(self, status: str, step: int, weights: Mapping[str, Tensor], metrics: Mapping[str, float], skipped: int) -> None:
         """Write the final weights and the summary."""

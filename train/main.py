@@ -42,11 +42,18 @@ def main(settings: tuple[str, ...], dry_run: bool, debug: bool) -> None:
 
         status = run(load_config(files or [DEFAULT], overrides), dry_run=dry_run)
     except Exception as error:
-        _leave(failure.tell(error, debug=debug))
+        _leave(_told(error, debug=debug))
     if status == "stopped":
         failure.tell_launcher("stopped by a signal, after a save: the same command goes on from there")
         _leave(STOPPED_EXIT_CODE)
     _leave(0)
+
+
+def _told(error: Exception, *, debug: bool) -> int:
+    try:
+        return failure.tell(error, debug=debug)
+    except RuntimeError as another:  # from torch's handler of SIGCHLD, which had seen one more worker die
+        return failure.tell(another, debug=debug)
 
 
 def _first_word(setting: str) -> str:

@@ -43,11 +43,13 @@ def check_optimizer(section: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
-def build_optimizer(section: config.Optimizer, model: nn.Module) -> Optimizer:
-    """The named optimizer over the parameters that are trained."""
+def build_optimizer(section: config.Optimizer, model: nn.Module, *, lists: bool = True) -> Optimizer:
+    """The named optimizer over the parameters that are trained; without `lists` it updates one after the other."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        return names()[section.name](parameters, lr=section.lr, **section.arguments)
+        optimizer = names()[section.name]
+        one_by_one = not lists and "foreach" in inspect.signature(optimizer).parameters
+        return optimizer(parameters, lr=section.lr, **section.arguments | ({"foreach": False} if one_by_one else {}))
     except ValueError as error:  # such as Muon's: only matrices
         raise UsageError(f"optimizer.name: {section.name} cannot train this model: {error}") from error
 

@@ -1,6 +1,6 @@
 """An optimizer's state as named tensors and JSON, so that it loads to the same bits and without a pickle."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,10 +11,12 @@ from train.errors import RunError
 from train.weights import as_sharded, cpu_copy
 
 
-def optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def optimizer_state(
+    model: nn.Module, optimizer: Optimizer, copy: Callable[[Tensor], Tensor] = cpu_copy
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The optimizer's tensors (CPU copies, such as `conv1.weight.exp_avg`) and the rest as JSON values.
 
-    `model` is the unwrapped model: its parameter names are the keys.
+    `model` is the unwrapped model: its parameter names are the keys. Parameters that lie on another process are left to it.
     """
     state = optimizer.state_dict()
     groups = _group_names(model, optimizer)
@@ -23,11 +25,13 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, T
         for group, in_group in zip(state["param_groups"], groups, strict=True)
         for number, name in zip(group["params"], in_group, strict=True)
     }
+    here = {name for name, parameter in model.named_parameters() if not parameter.is_meta}
     tensors: dict[str, Tensor] = {}
     packed = {
         "state": {
-            names[number]: {key: _pack(value, f"{names[number]}.{key}", tensors) for key, value in values.items()}
+            names[number]: {key: _pack(value, f"{names[number]}.{key}", tensors, copy) for key, value in values.items()}
             for number, values in state["state"].items()
+            if names[number] in here
         },
         "groups": groups,
     }
@@ -42,7 +46,9 @@ def load_optimizer_state(
     _check_groups(packed["groups"], groups)
     # `load_state_dict` knows parameters by their place in the optimizer as it is now.
     numbers = {name: number for number, name in enumerate(name for group in groups for name in group)}
-    state = {name: {key: _unpack(value, tensors) for key, value in values.items()} for name, values in packed["state"].items()}
+    parameters = dict(model.named_parameters())
+    here = {name: values for name, values in packed["state"].items() if not parameters[name].is_meta}
+    state = {name: {key: _unpack(value, tensors) for key, value in values.items()} for name, values in here.items()}
     param_groups = [
         {
             **now,  # the configuration's, which `resume` has compared with the checkpoint's
@@ -53,7 +59,6 @@ def load_optimizer_state(
     optimizer.load_state_dict({"state": {numbers[name]: values for name, values in state.items()}, "param_groups": param_groups})
     # It chooses the right device for each tensor, but rounds it to the parameter's dtype (a float32 running product
     # to bfloat16) and forgets the memory layout, which kernels' bits depend on: put both back.
-    parameters = dict(model.named_parameters())
     for name, values in state.items():
         parameter = parameters[name]
         optimizer.state[parameter] = _exact(values, optimizer.state[parameter], parameter)
@@ -87,15 +92,15 @@ def _check_groups(saved: list[list[str]], now: list[list[str]]) -> None:
         )
 
 
-def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+def _pack(value: Any, name: str, tensors: dict[str, Tensor], copy: Callable[[Tensor], Tensor]) -> Any:
     """JSON for one value, with each tensor put into `tensors` and named in its place."""
     if isinstance(value, Tensor):
-        tensors[name] = cpu_copy(value)
+        tensors[name] = copy(value)
         return {"tensor": name}
     if isinstance(value, dict):
-        return {"dict": [[key, _pack(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
+        return {"dict": [[key, _pack(item, f"{name}.{key}", tensors, copy)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
-        items = [_pack(item, f"{name}.{index}", tensors) for index, item in enumerate(value)]
+        items = [_pack(item, f"{name}.{index}", tensors, copy) for index, item in enumerate(value)]
         return {"tuple": items} if isinstance(value, tuple) else items
     return value
 

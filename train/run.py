@@ -53,6 +53,8 @@ def run(config: Config, *, dry_run: bool) -> str:
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     facts = launch.read(os.environ, devices=devices, bf16=not devices or torch.cuda.is_bf16_supported(including_emulation=False))
     mode = choose(facts, config.parallel)
+    if mode.name == "tensor":
+        os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)  # Accelerate's own way is for models of transformers alone
     accelerator = Accelerator(
         cpu=mode.device == "cpu",  # without CUDA a bare Accelerator would let launched processes train apart
         log_with=trackers.log_with or None,

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 
 from train.batches import training_batches, validation_batches
 from train.checkpoint import Snapshot
@@ -22,9 +22,10 @@ from train.optim import build_optimizer, learning_rate
 from train.optimizer_state import load_optimizer_state, optimizer_state
 from train.parallel import build_engine
 from train.parallel.engine import LanePass
+from train.saving import Saver
 from train.seeds import seed_lane
 from train.stopping import Interrupted, StopRequest
-from train.weights import cpu_copies, load_model
+from train.weights import cpu_copies, cpu_copy, load_model, part_copies, part_copy
 
 Status = Literal["finished", "stopped"]
 
@@ -36,12 +37,17 @@ class Trainer:
         self.job, self.config, self.stop = job, job.config, stop
         self.accelerator, self.processes, self.task = job.accelerator, job.processes, job.task
         decay = self.config.ema.decay
-        self.average = AveragedModel(job.model, multi_avg_fn=get_ema_multi_avg_fn(decay)) if decay else None
-        self.engine = build_engine(job.mode, job.model, job.task, job.lanes, job.accelerator, self.config)
-        if self.average is not None:
+        self.average = AveragedModel(job.model) if decay else None  # before the engine wraps or cuts the model
+        self.engine = build_engine(job.mode, job.model, job.task, job.lanes, job.accelerator, self.config, job.blank)
+        if self.average is not None and decay:
             self.engine.place(self.average.module)
+            if self.engine.lists:
+                self.average.multi_avg_fn = get_ema_multi_avg_fn(decay)
+            else:
+                self.average.avg_fn = get_ema_avg_fn(decay)
         self.plain = self.engine.plain
-        self.optimizer = self.accelerator.prepare_optimizer(build_optimizer(self.config.optimizer, self.plain))
+        optimizer = build_optimizer(self.config.optimizer, self.plain, lists=self.engine.lists)
+        self.optimizer = self.accelerator.prepare_optimizer(optimizer)
         self.step = self.position = self.skipped = 0
         self.seconds = 0.0
         self.epoch_length = job.epoch_length
@@ -52,10 +58,21 @@ class Trainer:
         if snapshot is not None:
             self.load(snapshot)
         self.saved = self.step if snapshot else -1  # the step of the last checkpoint
+        self.saver = Saver(self.config.folder / "checkpoints", self.config.checkpoint.keep, job.processes)
 
     def fit(self, journal: Journal) -> Status:
         """Train to the end, evaluating and saving on the way; after a signal, save and return early."""
         self.begin(journal)
+        try:
+            status = self._fit()
+        except BaseException:
+            self.saver.settle()
+            raise
+        self.saver.finish()
+        self.processes.gather(0)  # nobody goes away, which a launcher may take for a failure, before the checkpoint is there
+        return status
+
+    def _fit(self) -> Status:
         while True:
             last = self.step >= self.job.total_steps
             if (last or self.due(self.config.evaluate.every)) and not self.evaluate():
@@ -81,7 +98,7 @@ class Trainer:
         weights = [self.task.weight(batch) for batch in batches]
         bad = sum(len(batch.bad) for batch in batches)
         words = self.processes.gather(bool(self.stop), sum(weights), bad, self.job.epoch_length or 0)
-        weight, skipped = (int(word) for word in words[:, 1:3].sum(axis=0))
+        weight, skipped = (int(word) for word in words[: self.job.lanes.processes, 1:3].sum(axis=0))
         self.epoch_length = int(words[:, 3].max()) or None  # whoever has consumed an epoch's last sample knows it
         if words[:, 0].any():
             return False
@@ -98,12 +115,13 @@ class Trainer:
         self.optimizer.zero_grad()
         if self.average is not None:
             self.average.update_parameters(self.plain)
+        self.saver.check()
         self.step += 1
         self.position += self.config.batch.size
         self.skipped += skipped
         self.journal.step(self.step)
         if self.due(Every(self.config.tracking.every)) or self.step == self.job.total_steps:
-            parts = self.processes.gather_objects([float(loss) for loss in losses])
+            parts = self.processes.gather_objects([float(loss) for loss in losses] if self.engine.reports else [])
             loss = math.fsum(loss for part in parts for loss in part) / max(weight, 1)
             self.journal.training(self.step, {"loss": loss, "lr": rate, "grad_norm": norm})
         return True
@@ -143,12 +161,13 @@ class Trainer:
         self.accelerator.unscale_gradients(self.optimizer)
         norm = self.engine.gradient_norm()
         if self.config.optimizer.clip_norm is not None:
-            nn.utils.clip_grads_with_norm_(self.engine.parameters, self.config.optimizer.clip_norm, norm)
+            limit, foreach = self.config.optimizer.clip_norm, None if self.engine.lists else False
+            nn.utils.clip_grads_with_norm_(self.engine.parameters, limit, norm, foreach=foreach)
         return float(norm)
 
     def _refuse_step(self, norm: float, losses: list[Tensor], batches: list[Batch]) -> None:
         """Stop all processes before the weights take up what is not a number."""
-        here = zip(self.job.lanes.local, losses, batches, strict=True)
+        here = zip(self.job.lanes.local, losses, batches, strict=True) if self.engine.reports else ()
         found = [(lane, float(loss), batch.keys) for lane, loss, batch in here if not math.isfinite(float(loss))]
         lines = [
             f"lane {lane}: loss {loss}, samples " + ", ".join(self.job.sources.train.where(key) for key in keys[:16])
@@ -168,11 +187,12 @@ class Trainer:
         if self.validation is None or self.evaluated == self.step or self.config.evaluate.every.count == 0:
             return True
         model = self.plain if self.average is None else self.average.module
-        with self.journal.pausing(), self.accelerator.autocast():
+        with self.journal.pausing(), self.accelerator.autocast(), self.engine.evaluating(model) as outputs:
             batches = (self._checked(batch, f"validation after step {self.step}") for batch in self.validation)
             try:
                 blank = self.job.blank if self.engine.together else None
-                metrics = evaluate(self.task, model, batches, self.accelerator.device, self.processes, self.stop, blank)
+                device, reports = self.accelerator.device, self.engine.reports
+                metrics = evaluate(self.task, outputs, batches, device, self.processes, self.stop, blank, reports=reports)
             except RunError:  # all processes'; the training so far is none of its causes
                 if self.config.checkpoint.every.count and self.saved != self.step:
                     self.save()
@@ -217,16 +237,20 @@ class Trainer:
         return status
 
     def save(self) -> None:
-        """Write a checkpoint of this moment; all processes take part, the main one writes."""
+        """Copy this moment, which all processes do, and let it be written while the training goes on."""
         with self.journal.pausing():
-            self.journal.save(self.snapshot(), self.best["step"])
-            self.processes.gather(0)  # nobody goes on, or away, before the checkpoint is there
+            self.saver.save(self.snapshot(), self.best["step"])
         self.saved = self.step
 
     def snapshot(self) -> Snapshot:
         """All that the rest of the run depends on."""
-        tensors, packed = optimizer_state(self.plain, self.optimizer.optimizer)
-        averaged = {} if self.average is None else {"ema": cpu_copies(self.average.module.state_dict())}
+        in_parts = self.engine.together
+        copies, copied = (part_copies, part_copy) if in_parts else (cpu_copies, cpu_copy)
+        tensors, packed = optimizer_state(self.plain, self.optimizer.optimizer, copied)
+        if in_parts:
+            states = self.processes.gather_objects(packed["state"])
+            packed["state"] = {name: values for state in states for name, values in state.items()}
+        averaged = {} if self.average is None else {"ema": copies(self.average.module.state_dict())}
         scaler = self.accelerator.scaler
         state = {
             "position": self.position,
@@ -244,7 +268,8 @@ class Trainer:
             "identity": self.job.identity(),
             "config": self.config.model_dump(mode="json"),
         }
-        return Snapshot(self.step, {"model": cpu_copies(self.plain.state_dict()), "optimizer": tensors, **averaged}, state)
+        parts = {"model": copies(self.plain.state_dict()), "optimizer": tensors, **averaged}
+        return Snapshot(self.step, parts, state, in_parts)
 
     def load(self, snapshot: Snapshot) -> None:
         """Put everything back where `snapshot` found it."""
@@ -263,7 +288,7 @@ class Trainer:
 
     def final_weights(self) -> dict[str, Tensor]:
         """The weights that the run is for: the averaged ones where there are any."""
-        return cpu_copies((self.plain if self.average is None else self.average.module).state_dict())
+        return self.engine.whole((self.plain if self.average is None else self.average.module).state_dict())
 
     def _shard_sizes(self) -> list[int | None]:
         """The row counts of a stream's shards as far as any process has learned them."""

@@ -17,11 +17,16 @@ _LISTED = 8  # names shown of each kind when weights do not fit a model
 
 
 def cpu_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in C order that share no memory with the originals or with each other.
+    """Copies in C order that share no memory with the originals or with each other; of a model's tensors those that lie here.
 
     So training may go on while they are written, and tied or channels-last tensors can be saved like any others.
     """
-    return {name: cpu_copy(tensor) for name, tensor in tensors.items()}
+    return {name: cpu_copy(tensor) for name, tensor in tensors.items() if not tensor.is_meta}
+
+
+def part_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same, but of a sharded tensor only this process's part of it."""
+    return {name: part_copy(tensor) for name, tensor in tensors.items() if not tensor.is_meta}
 
 
 def cpu_copy(tensor: Tensor) -> Tensor:
@@ -30,6 +35,21 @@ def cpu_copy(tensor: Tensor) -> Tensor:
     if hasattr(whole, "full_tensor"):
         whole = whole.full_tensor()
     return whole.to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def part_copy(tensor: Tensor) -> Tensor:
+    """The part of a sharded tensor that lies here, as one that knows which part it is."""
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return cpu_copy(tensor)
+    stager = DefaultStager(
+        StagingOptions(use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False)
+    )
+    staged = stager.stage({"": tensor.detach()})
+    assert isinstance(staged, dict)
+    return staged[""]  # type: ignore[no-any-return]  # the state dict's values have no type
 
 
 def as_sharded(tensor: Tensor, like: Tensor) -> Tensor:
@@ -69,6 +89,28 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
+def load_parts(folder: Path) -> dict[str, Tensor]:
+    """Read what `torch.distributed.checkpoint` has written into a folder of safetensors files, each tensor as a whole.
+
+    Raises RunError where that cannot be read.
+    """
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    reader = dcp.HuggingFaceStorageReader(str(folder))
+    try:
+        found = reader.read_metadata().state_dict_metadata.items()
+        tensors = {
+            name: torch.empty(part.size, dtype=part.properties.dtype)
+            for name, part in found
+            if isinstance(part, TensorStorageMetadata)
+        }
+        dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
+    except (SafetensorError, dcp.CheckpointException, OSError, ValueError, KeyError) as error:
+        raise RunError(f"{folder} does not hold readable safetensors files: {error}. Take another checkpoint.") from error
+    return tensors
+
+
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy `tensors` into the model's parameters and buffers, all of them or, with a RunError, none."""
     wanted = model.state_dict()
@@ -86,7 +128,8 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             f"The weights do not fit the model {type(model).__name__}:\n{listing}\n"
             "They were saved from another model: set the model's options to those of the run that saved them."
         )
-    model.load_state_dict({name: as_sharded(tensor, wanted[name]) for name, tensor in tensors.items()})
+    here = {name: as_sharded(tensors[name], like) for name, like in wanted.items() if not like.is_meta}
+    model.load_state_dict(here, strict=False)  # what lies on another process is loaded there
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.conftest import free_port
 from train.config import Parallel
+from train.data.loader import Batch
 from train.errors import UsageError
 from train.parallel.ddp import DistributedEngine
 from train.parallel.engine import Engine, LanePass
@@ -133,9 +134,22 @@ class Bare:
         torch.autograd.backward(loss, gradient)
 
 
-def engine_of(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], lanes: Lanes) -> Engine:
+class Outputs:
+    """A task whose batches are what the model takes, with a loss of the outputs alone."""
+
+    def __init__(self, loss: Callable[[Tensor], Tensor]) -> None:
+        self.of = loss
+
+    def inputs(self, batch: Any) -> Any:
+        return batch
+
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        return self.of(output)
+
+
+def engine_of(model: nn.Module, loss: Callable[[Tensor], Tensor], lanes: Lanes) -> Engine:
     kind = Engine if lanes.processes == 1 else DistributedEngine
-    return kind(model, loss, lanes, cast(Any, Bare()), Parallel(), strict=True)
+    return kind(model, cast(Any, Outputs(loss)), lanes, cast(Any, Bare()), Parallel(), Batch({}, []), strict=True)
 
 
 def lane_pass(lane: int, inputs: Any, weight: int) -> LanePass:
@@ -175,7 +189,7 @@ def _stepped(rank: int, processes: int, steps: int = 3) -> dict[str, Tensor]:
     torch.set_num_threads(1)
     plain = fresh()
     lanes = Lanes(LANES, rank, processes)
-    engine = engine_of(plain, lambda model, inputs: model(inputs).square().sum(), lanes)
+    engine = engine_of(plain, lambda output: output.square().sum(), lanes)
     for step in range(steps):
         plain.zero_grad()
         inputs = lane_inputs(step)
@@ -244,7 +258,7 @@ class Constants(nn.Module):
 def _with_empty_lanes(rank: int, processes: int, count: int, empty: Sequence[int]) -> dict[str, Tensor]:
     plain = Constants()
     lanes = Lanes(count, rank, processes)
-    engine = engine_of(plain, lambda model, lane: model(lane), lanes)
+    engine = engine_of(plain, lambda output: output, lanes)
     passes = [lane_pass(lane, lane, 0 if lane in empty else 1) for lane in lanes.local]
     engine.forward_backward(passes, 1, seed=lambda lane: None)
     return {name: buffer.clone() for name, buffer in plain.named_buffers()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,19 @@ from tests import left, made
 from tests.conftest import HANG_SECONDS, ROOT, Launched, Runner, free_port
 
 FILES = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
-MODES = {"cpu": "single", "cpu_2": "ddp", "ddp_2gpu": "ddp", "ddp_8gpu": "ddp", "fsdp2": "fsdp"}
+MODES = {
+    "cpu": "single",
+    "cpu_2": "ddp",
+    "ddp_2gpu": "ddp",
+    "ddp_8gpu": "ddp",
+    "fsdp2": "fsdp",
+    "pipeline_2gpu": "pipeline",
+    "tensor_parallel": "tensor",
+}
+WHAT_A_MODE_NEEDS = {
+    "pipeline": ("parallel.pipeline={stages: 2, split_at: ['7']}",),
+    "tensor": ("model.name=tests.parallel.nets:mlp", "parallel.tensor={'1': columns, '3': rows}"),
+}
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}
 MODEL = ("model={name: cifar_cnn, width: 3}", "optimizer={name: AdamW, lr: 0.01, clip_norm: 0.5}", "ema.decay=0.9")
 
@@ -27,7 +40,8 @@ def test_each_file_is_short_and_starts_its_mode_or_says_that_the_gpus_are_missin
     processes = yaml.safe_load(file.read_text())["num_processes"]
     command = ["accelerate", "launch", "-q", "--config_file", str(file), "--main_process_port", str(free_port())]
     run = ["train/main.py", "--dry-run", f"batch.lanes={max(4, processes)}", f"run.output_dir={tmp_path}"]
-    launched = launch(*command, *run, *(["parallel.device=cpu"] if file.stem in MODES else []))
+    needed = WHAT_A_MODE_NEEDS.get(MODES.get(file.stem, ""), ())
+    launched = launch(*command, *run, *needed, *(["parallel.device=cpu"] if file.stem in MODES else []))
     launched.process.wait(HANG_SECONDS)
     if file.stem in MODES:
         assert f"# mode: {MODES[file.stem]}, " in launched.output, launched.output
@@ -44,28 +58,43 @@ def test_two_processes_asked_for_in_a_way_that_starts_one_are_refused(launch: Ca
     assert not (tmp_path / "outputs").exists()
 
 
-def test_sharded_and_replicated_weights_have_the_same_bits_and_continue_each_other(tmp_path: Path) -> None:
-    """With BatchNorm, clipping and averaged weights; the chain goes from FSDP on 2 to DDP on 4, to one process, to FSDP on 4."""
-    kinds = {"single": (1, {}), "ddp": (2, {}), "fsdp": (2, FSDP), "fsdp 4": (4, FSDP)}
-    found, metrics = {}, {}
-    for name, (processes, environment) in kinds.items():
-        found[name], metrics[name] = run_in_parts(tmp_path / name, [(processes, environment, 4)])
-    chain = [(2, FSDP, 1), (4, {}, 2), (1, {}, 3), (4, FSDP, 4)]
-    found["chain"], metrics["chain"] = run_in_parts(tmp_path / "chain", chain)
-    assert len(set(found.values())) == 1, found
-    assert len(set(metrics.values())) == 1, metrics
+def test_every_mode_gives_the_same_bits_and_continues_every_other(tmp_path: Path) -> None:
+    """With BatchNorm, dropout, clipping and averaged weights: weights and metrics of each mode, and of a chain through all."""
+    single, ddp, fsdp = Kind("single", 1), Kind("ddp", 2), Kind("fsdp", 2, FSDP)
+    pipeline = Kind("pipeline", 2, settings=stages("8"))
+    gpipe = Kind("pipeline", 2, settings=(*stages("5"), "parallel.pipeline.schedule=gpipe"))
+    four = Kind("pipeline", 4, settings=stages("4", "8", "13"))
+    alone = [single, ddp, fsdp, replace(fsdp, processes=4), pipeline, gpipe, four]
+    results = [run_in_parts(tmp_path / str(number), [(kind, 4)]) for number, kind in enumerate(alone)]
+    chain = [(fsdp, 1), (four, 2), (single, 3), (replace(fsdp, processes=4), 4)]
+    results.append(run_in_parts(tmp_path / "chain", chain))
+    results.append(run_in_parts(tmp_path / "other chain", [(gpipe, 1), (replace(ddp, processes=4), 2), (fsdp, 3), (pipeline, 4)]))
+    assert len(set(results)) == 1, results
 
 
-def run_in_parts(folder: Path, parts: list[tuple[int, dict[str, str], int]]) -> tuple[str, str]:
-    """The weights and the metrics of a run whose parts, each to its step, are of so many processes in such an environment."""
-    for processes, environment, steps in parts:
-        train = Runner(folder, environment)
+@dataclass(frozen=True)
+class Kind:
+    mode: str
+    processes: int
+    environment: dict[str, str] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
+
+
+def stages(*at: str) -> tuple[str, ...]:
+    quoted = ",".join(f'"{name}"' for name in at)
+    return f"parallel.pipeline.stages={len(at) + 1}", f"parallel.pipeline.split_at=[{quoted}]"
+
+
+def run_in_parts(folder: Path, parts: list[tuple[Kind, int]]) -> tuple[str, str]:
+    """The weights and the metrics of a run whose parts, each to its step, are of such kinds."""
+    for kind, steps in parts:
+        train = Runner(folder, kind.environment)
         if not (folder / "set").exists():
             made.shards(folder / "set", [13, 11])
             made.shards(folder / "set", [9], "validation")
-        settings = (*MODEL, f"steps={steps}", "checkpoint.every=1", "evaluate.every=2")
-        finished = train.run(made.config(folder), *settings, processes=processes)
+        settings = (*MODEL, f"steps={steps}", "checkpoint.every=1", "evaluate.every=2", *kind.settings)
+        finished = train.run(made.config(folder), *settings, processes=kind.processes)
         assert finished.code == 0, finished.output
-        assert f"mode: {'fsdp' if environment else 'single' if processes == 1 else 'ddp'}, " in finished.output
+        assert f"mode: {kind.mode}, " in finished.output
     assert not [name for name in left.tensors(train) if "module." in name or "_orig_mod" in name]
     return left.weights(train), str(left.summary(train)["metrics"])

@@ -37,6 +37,9 @@ CASES = [
     (Launch(processes=2, devices=2, fsdp=2), {}, "fsdp cuda"),
     (Launch(processes=1, devices=1, fsdp=2), {}, "single cuda"),  # there is nobody to share with
     (Launch(devices=2), {"split": {"devices": ["cuda:0", "cuda:1"], "at": ["layer3"]}}, "split cuda"),
+    (Launch(processes=2), {"pipeline": {"stages": 2, "split_at": ["layer3"]}}, "pipeline cpu"),
+    (Launch(processes=2, devices=2), {"pipeline": {"stages": 2, "split_at": ["layer3"]}}, "pipeline cuda"),
+    (Launch(processes=2, devices=2, sizes={"tp": 2}), {"tensor": {"fc": "rows"}}, "tensor cuda"),
     (Launch(devices=1, precision="fp16"), {}, "single cuda"),
     (Launch(precision="bf16"), {}, "single cpu"),
 ]
@@ -60,7 +63,21 @@ def test_the_banner_names_what_decided() -> None:
     assert "no GPU is visible" in hint
 
 
+PIPELINE = {"pipeline": {"stages": 2, "split_at": ["layer3"]}}
+TENSOR = {"tensor": {"fc": "rows"}}
 REFUSALS = [
+    (Launch(), PIPELINE, ["2 stages need 2 processes, and 1 runs"]),
+    (Launch(processes=4), PIPELINE, ["2 stages need 2 processes, and 4 run"]),
+    (Launch(processes=3), {"pipeline": {"stages": 3, "split_at": ["layer3"]}}, ["3 stages need 2 modules to cut at, not 1"]),
+    (Launch(), {"pipeline": {"split_at": ["layer3"]}}, ["set parallel.pipeline.stages"]),
+    (Launch(processes=2, fsdp=2), PIPELINE, ["cannot be joined with FSDP"]),
+    (Launch(processes=2, devices=2, precision="fp16"), PIPELINE, ["fp16 is not possible in mode pipeline"]),
+    (Launch(processes=2, compiler="inductor"), PIPELINE, ["inductor is not possible in mode pipeline"]),
+    (Launch(processes=2, sizes={"tp": 2}), {}, ["which layers are cut is missing"]),
+    (Launch(processes=4, sizes={"tp": 2}), TENSOR, ["tp_size 2 needs 2 processes, and 4 run"]),
+    (Launch(processes=2, sizes={"tp": 2}, fsdp=2), TENSOR, ["tp_size cannot be joined with FSDP"]),
+    (Launch(processes=2), TENSOR, ["it says none (configs/accelerate/tensor_parallel.yaml)"]),
+    (Launch(processes=2, sizes={"tp": 2, "cp": 2}), TENSOR, ["{'cp': 2} is not supported; dp_shard_size and tp_size are"]),
     (Launch(settings=said(num_processes=2)), {}, ["2 processes were asked for", "and 1 runs", "--multi_gpu", "cpu_2.yaml"]),
     (
         Launch(settings=said(distributed_type="MULTI_GPU"), processes=2),

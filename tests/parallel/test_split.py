@@ -11,8 +11,9 @@ from torch import nn
 
 from tests import left, made
 from tests.conftest import Runner
-from tests.parallel.test_lanes import Bare
+from tests.parallel.test_lanes import Bare, Outputs
 from train.config import Parallel
+from train.data.loader import Batch
 from train.errors import UsageError
 from train.parallel.lanes import Lanes
 from train.parallel.split import SplitEngine
@@ -35,7 +36,8 @@ def test_the_weights_are_those_of_one_device(tmp_path: Path) -> None:
 
 def cut(model: nn.Module, *at: str) -> SplitEngine:
     options = Parallel.model_validate({"split": {"devices": ["cpu", *["meta"] * len(at)], "at": at}})
-    return SplitEngine(model, lambda model, batch: model(batch), Lanes(1), cast(Any, Bare()), options, strict=True)
+    task = cast(Any, Outputs(lambda output: output))
+    return SplitEngine(model, task, Lanes(1), cast(Any, Bare()), options, Batch({}, []), strict=True)
 
 
 def test_later_modules_lie_and_compute_on_the_next_device() -> None:

@@ -208,12 +208,24 @@ class Split(Section):
     at: Speed[tuple[str, ...]] = Field((), description="modules that begin the part on the next device")
 
 
+class Pipeline(Section):
+    stages: Speed[int] = Field(1, ge=1, description="stages that the model is cut into, a process each; 1: it is not cut")
+    split_at: Speed[tuple[str, ...]] = Field((), description="modules that begin the next stage")
+    schedule: Speed[Literal["1f1b", "gpipe"]] = Field(
+        "1f1b", description="order of the passes; 1f1b keeps fewer activations than gpipe"
+    )
+
+
 class Parallel(Section):
     mode: Speed[Literal["auto", "single", "data_parallel"]] = Field(
         "auto", description="parallel mode of one process; auto: as accelerate config says"
     )
     device: Speed[Literal["auto", "cpu", "cuda"]] = Field("auto", description="device that is insisted on")
     split: Split = Split()
+    pipeline: Pipeline = Pipeline()
+    tensor: Speed[dict[str, Literal["columns", "rows"]]] = Field(
+        {}, description="tensor: how the weight of each layer, by its name or a pattern, is cut over the processes"
+    )
 
 
 class Config(Section):

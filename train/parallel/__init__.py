@@ -11,12 +11,15 @@ from train.parallel.engine import Engine
 from train.parallel.fsdp import ShardedEngine
 from train.parallel.lanes import Lanes
 from train.parallel.mode import Mode
+from train.parallel.pipeline import PipelineEngine
 from train.parallel.split import SplitEngine
+from train.parallel.tensor import TensorEngine
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch import nn
 
+    from train.data.loader import Batch
     from train.tasks.image_classification import ImageClassification
 
 ENGINES: dict[str, type[Engine]] = {
@@ -25,11 +28,14 @@ ENGINES: dict[str, type[Engine]] = {
     "ddp": DistributedEngine,
     "fsdp": ShardedEngine,
     "split": SplitEngine,
+    "tensor": TensorEngine,
+    "pipeline": PipelineEngine,
 }
 
 
 def build_engine(
-    mode: Mode, model: nn.Module, task: ImageClassification, lanes: Lanes, accelerator: Accelerator, config: Config
+    mode: Mode, model: nn.Module, task: ImageClassification, lanes: Lanes, accelerator: Accelerator, config: Config, blank: Batch
 ) -> Engine:
     """The engine of a mode, with `model` put where it is computed."""
-    return ENGINES[mode.name](model, task.loss, lanes, accelerator, config.parallel, strict=config.run.determinism == "strict")
+    strict = config.run.determinism == "strict"
+    return ENGINES[mode.name](model, task, lanes, accelerator, config.parallel, blank, strict=strict)

@@ -19,7 +19,7 @@ class LaneBuffers:
     """
 
     def __init__(self, model: nn.Module, lanes: Lanes) -> None:
-        buffers = list(model.buffers())
+        buffers = [buffer for buffer in model.buffers() if not buffer.is_meta]
         self.floats = [buffer for buffer in buffers if buffer.is_floating_point()]
         self.others = [buffer for buffer in buffers if not buffer.is_floating_point()]
         self.lanes = lanes
@@ -60,9 +60,9 @@ class LaneBuffers:
         for total in moves:
             start = _flat(self.floats)
             moved = torch.where(total == 0, start, start + total / self.lanes.count)
-            torch._foreach_copy_(self.floats, _like(self.floats, moved))
+            torch._foreach_copy_([buffer.data for buffer in self.floats], _like(self.floats, moved))
         if self.others:
-            torch._foreach_copy_(self.others, self._counts)
+            torch._foreach_copy_([buffer.data for buffer in self.others], self._counts)
 
     def _untouched(self, keep: bool) -> bool:
         return not (self.floats or self.others) or (keep and self.lanes.count == 1)
@@ -94,7 +94,7 @@ class LaneBuffers:
 
     def _restore(self) -> None:
         for buffer, start in zip(self.floats + self.others, self._start, strict=True):
-            buffer.copy_(start)
+            buffer.data.copy_(start)  # behind the back of autograd: backward passes of a pipeline's lanes are still to come
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,12 @@ from train.data.loader import Batch
 from train.parallel.buffers import LaneBuffers
 from train.parallel.lanes import Lanes, TreeSum
 from train.parallel.norm import norm_by_rows
+from train.weights import cpu_copies
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+    from train.tasks.image_classification import ImageClassification
 
 
 class LanePass(NamedTuple):
@@ -33,26 +36,34 @@ class Engine:
     Strict sums follow the lanes' tree. Fast ones add where they lie and leave the order to the communication library.
     """
 
-    together = False  # whether a pass, also of an evaluation, needs all processes
+    together = False  # whether a process has only a part of the model: a pass, also of an evaluation, and a save need all of them
+    lists = True  # whether all weights are of one kind, so that they may be updated as lists
 
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[nn.Module, Batch], Tensor],
+        task: ImageClassification,
         lanes: Lanes,
         accelerator: Accelerator,
         options: Parallel,
+        blank: Batch,
         *,
         strict: bool,
     ) -> None:
-        self.options = options
-        self.loss, self.lanes, self.accelerator, self.strict = loss, lanes, accelerator, strict
+        self.options, self.blank = options, blank
+        self.task, self.lanes, self.accelerator, self.strict = task, lanes, accelerator, strict
         self.plain = model  # its names are those of the checkpoints
         self.place(model)
         self.model = self.wrap(model)
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        here = [parameter for parameter in model.parameters() if not parameter.is_meta]
+        self.parameters = [parameter for parameter in here if parameter.requires_grad]
         self.buffers = LaneBuffers(model, lanes)
         self.partials = TreeSum()
+
+    @property
+    def reports(self) -> bool:
+        """Whether this process's numbers of a lane count; where several compute the same lanes, those of one do."""
+        return True
 
     def place(self, model: nn.Module) -> None:
         """Put this model, or one with averaged weights, where it is computed."""
@@ -71,11 +82,22 @@ class Engine:
         counts = one.weight > 0
         self.buffers.start(keep=counts)
         with self.adding(last=last):
-            loss = self.loss(self.model, one.batch)
+            loss = self.task.loss(self.model(self.task.inputs(one.batch)), one.batch)
             # 0 x loss turns the gradients into NaN where the loss is not finite, on the device and without waiting for it.
             self.accelerator.backward(loss, gradient=loss.detach() * 0 + (1 / weight if counts else 0))
         self.buffers.collect(keep=counts)
         return loss.detach() if counts else torch.zeros_like(loss)
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """CPU copies of named tensors of a model, each as a whole; where this needs all processes, all ask for it."""
+        return cpu_copies(tensors)
+
+    @contextmanager
+    def evaluating(self, model: nn.Module) -> Iterator[Callable[[Tensor], Any]]:
+        """What gives the outputs of `model` in evaluation mode."""
+        model.eval()
+        yield model
+        model.train()
 
     @contextmanager
     def adding(self, *, last: bool) -> Iterator[None]:

@@ -68,6 +68,14 @@ class TreeSum:
             self.partials[level] = None
         self.partials.append(values)
 
+    def total(self) -> list[Tensor]:
+        """The sum of all leaves pushed, which there are."""
+        sums = [partial for partial in self.partials if partial is not None]
+        for partial in sums[1:]:
+            torch._foreach_add_(sums[0], partial)
+        self.partials.clear()
+        return sums[0]
+
     def finish(self, last: list[Tensor]) -> None:
         """Add all leaves pushed so far to the last one, in place, and start anew."""
         for partial in self.partials:

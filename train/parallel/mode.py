@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from train.config import Parallel
+from train.config import Config, Parallel
 from train.errors import UsageError
 from train.parallel.launch import Launch
 
-Name = Literal["single", "data_parallel", "ddp", "fsdp", "split"]
+Name = Literal["single", "data_parallel", "ddp", "fsdp", "split", "tensor", "pipeline"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,11 @@ class Mode:
     name: Name
     device: Literal["cpu", "cuda"]
     reasons: tuple[str, ...]
+
+    @property
+    def shares_lanes(self) -> bool:
+        """Whether the lanes are shared out over the processes; else each computes its part of the model for all lanes."""
+        return self.name not in ("tensor", "pipeline")
 
 
 def choose(launch: Launch, parallel: Parallel) -> Mode:
@@ -39,6 +44,10 @@ def _on_gpu(launch: Launch, parallel: Parallel) -> bool:
 def _name(launch: Launch, parallel: Parallel, device: str) -> tuple[Name, str]:
     several = f"{launch.processes} processes"
     source = _source(launch)
+    if parallel.pipeline.stages > 1 and launch.processes > 1:
+        return "pipeline", f"{several}, parallel.pipeline.stages={parallel.pipeline.stages}{source}"
+    if launch.sizes.get("tp", 1) > 1 and launch.processes > 1:
+        return "tensor", f"{several}, tp_size {launch.sizes['tp']} of the accelerate config{source}"
     if launch.fsdp and launch.processes > 1:
         return "fsdp", f"{several}, FSDP {launch.fsdp} of the accelerate config{source}"
     if launch.processes > 1:
@@ -93,9 +102,9 @@ def _launch_problems(launch: Launch, parallel: Parallel) -> list[str]:
             "reservation. To train on the CPU say so: accelerate launch --cpu, use_cpu: true in the accelerate config, or "
             "parallel.device=cpu."
         )
-    other = {size: number for size, number in launch.sizes.items() if number > 1 and size != "dp_shard"}
+    other = {size: number for size, number in launch.sizes.items() if number > 1 and size not in ("dp_shard", "tp")}
     if other:
-        problems.append(f"parallelism_config: {other} is not supported; dp_shard_size is")
+        problems.append(f"parallelism_config: {other} is not supported; dp_shard_size and tp_size are")
     if launch.fsdp == 1:
         problems.append("fsdp_version: 1 is not supported; set fsdp_version: 2 in the accelerate config")
     return problems
@@ -132,6 +141,17 @@ def _fits(name: Name, launch: Launch, parallel: Parallel, reason: str) -> list[s
         problems.append(f"parallel.split.devices: a model is cut over the devices of one process, and {reason} makes it {name}")
     if name == "split":
         problems += _split_problems(launch, parallel)
+    if parallel.pipeline.stages > 1:
+        problems += _pipeline_problems(name, launch, parallel)
+    elif parallel.pipeline.split_at:
+        problems.append("parallel.pipeline.split_at: the number of stages is missing; set parallel.pipeline.stages")
+    if name == "tensor" or parallel.tensor:
+        problems += _tensor_problems(name, launch, parallel)
+    if name in ("tensor", "pipeline"):
+        if launch.precision == "fp16":
+            problems.append(f"mixed_precision: fp16 is not possible in mode {name}; no and bf16 are")
+        if launch.compiler != "no":
+            problems.append(f"dynamo_backend: {launch.compiler} is not possible in mode {name}; use no compiler")
     if name == "data_parallel" and launch.compiler != "no":
         problems.append(
             f"dynamo_backend: {launch.compiler} cannot compile a model within nn.DataParallel; use DDP, or no compiler"
@@ -147,4 +167,49 @@ def _split_problems(launch: Launch, parallel: Parallel) -> list[str]:
     ]
     if len(at) != len(devices) - 1:
         problems.append(f"parallel.split.at: {len(devices)} devices need {len(devices) - 1} modules to cut at, not {len(at)}")
+    return problems
+
+
+def _pipeline_problems(name: Name, launch: Launch, parallel: Parallel) -> list[str]:
+    stages, at = parallel.pipeline.stages, parallel.pipeline.split_at
+    problems = []
+    if launch.processes != stages:
+        runs = f"{launch.processes} {'runs' if launch.processes == 1 else 'run'}"
+        problems.append(f"parallel.pipeline.stages: {stages} stages need {stages} processes, and {runs}")
+    if len(at) != stages - 1:
+        problems.append(f"parallel.pipeline.split_at: {stages} stages need {stages - 1} modules to cut at, not {len(at)}")
+    if launch.fsdp or launch.sizes.get("tp", 1) > 1:
+        problems.append("parallel.pipeline: cannot be joined with FSDP or tensor parallelism; take one of them out")
+    return problems
+
+
+def _tensor_problems(name: Name, launch: Launch, parallel: Parallel) -> list[str]:
+    size = launch.sizes.get("tp", 1)
+    problems = []
+    if name != "tensor":
+        problems.append(
+            "parallel.tensor: layers are cut over as many processes as tp_size in the parallelism_config of the accelerate "
+            "config says, and it says none (configs/accelerate/tensor_parallel.yaml)"
+        )
+    elif size != launch.processes:
+        problems.append(f"parallelism_config: tp_size {size} needs {size} processes, and {launch.processes} run")
+    elif not parallel.tensor:
+        problems.append("parallel.tensor: which layers are cut is missing, such as parallel.tensor={fc1: columns, fc2: rows}")
+    if launch.fsdp and name == "tensor":
+        problems.append("parallelism_config: tp_size cannot be joined with FSDP; take one of them out")
+    return problems
+
+
+def config_problems(mode: Mode, config: Config, lanes: int) -> list[str]:
+    """What a mode cannot do that the rest of the configuration asks for."""
+    if mode.name != "pipeline":
+        return []
+    stages, problems = config.parallel.pipeline.stages, []
+    if lanes < stages:
+        problems.append(
+            f"batch.lanes: {lanes} {'lane' if lanes == 1 else 'lanes'} cannot fill {stages} pipeline stages: the lanes are the "
+            f"micro-batches; set batch.lanes to {stages} or more, better {4 * stages}"
+        )
+    if config.data.on_error == "skip":
+        problems.append("data.on_error: skip is not possible in a pipeline, whose micro-batches are all of one size; use stop")
     return problems

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from copy import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -31,10 +32,17 @@ class Processes:
             )
         self.rank: int = accelerator.process_index
         self.count: int = accelerator.num_processes
-        self._group: Any = None
+        self.group: Any = None
         if self.count > 1:
-            self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+            self.group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
             self.gather(0)  # all are connected before one may refuse and leave
+
+    def apart(self) -> Processes:
+        """The same processes with words of their own, for another thread. All must ask for it."""
+        others = copy(self)
+        if self.count > 1:
+            others.group = dist.new_group(backend="gloo")
+        return others
 
     @property
     def main(self) -> bool:
@@ -43,18 +51,18 @@ class Processes:
     def gather(self, *numbers: int) -> NDArray[np.int64]:
         """Each process's whole numbers, one row a process."""
         mine = torch.tensor(numbers, dtype=torch.int64)
-        if self._group is None:
+        if self.group is None:
             return mine.numpy()[None]
         everyone = [torch.empty_like(mine) for _ in range(self.count)]
-        dist.all_gather(everyone, mine, group=self._group)
+        dist.all_gather(everyone, mine, group=self.group)
         return torch.stack(everyone).numpy()
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Each process's value."""
-        if self._group is None:
+        if self.group is None:
             return [value]
         everyone: list[Any] = [None] * self.count
-        dist.all_gather_object(everyone, value, group=self._group)
+        dist.all_gather_object(everyone, value, group=self.group)
         return everyone
 
     def share(self, value: Any) -> Any:

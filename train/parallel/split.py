@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -10,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from train.errors import UsageError
 from train.parallel.engine import Engine
+from train.parallel.parts import refuse_unknown
 
 
 class SplitEngine(Engine):
@@ -19,12 +18,10 @@ class SplitEngine(Engine):
 
     def place(self, model: nn.Module) -> None:
         split = self.options.split
-        modules = dict(model.named_modules())
-        if unknown := [name for name in split.at if name not in modules]:
-            raise UsageError("\n".join(_unknown(name, modules) for name in unknown))
+        refuse_unknown(model, split.at, "parallel.split.at")
         devices = iter(split.devices)
         device = torch.device(next(devices))
-        for name, module in modules.items():  # in the order of their definition, which is mostly that of forward
+        for name, module in model.named_modules():  # in the order of their definition, which is mostly that of forward
             if name in split.at:
                 device = torch.device(next(devices))
             module._apply(partial(Tensor.to, device=device), recurse=False)  # as `to` does, but for this module's own tensors
@@ -37,10 +34,3 @@ class SplitEngine(Engine):
 
 def _bring(device: torch.device, module: nn.Module, args: Any, kwargs: Any) -> Any:
     return tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, kwargs))
-
-
-def _unknown(name: str, modules: dict[str, nn.Module]) -> str:
-    near = get_close_matches(name, modules, n=1)
-    top = ", ".join(known for known in modules if known and "." not in known)
-    question = f"; did you mean {near[0]}?" if near else ""
-    return f"parallel.split.at: the model has no module {name}{question} (its parts: {top}; and those within them)"

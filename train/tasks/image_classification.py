@@ -66,7 +66,7 @@ class ImageClassification:
         model.eval()
         try:
             with torch.no_grad():
-                scores = model(self._images(Batch({"image": image.to(self.mean.device)}, batch.keys)))
+                scores = model(self.inputs(Batch({"image": image.to(self.mean.device)}, batch.keys)))
         except RuntimeError as error:
             raise UsageError(
                 f"model.name: {name} cannot take samples of size {tuple(image.shape[1:])} (channels, height, width): {error}. "
@@ -78,9 +78,14 @@ class ImageClassification:
                 "classes"
             )
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The sum of the samples' losses, a scalar."""
-        output = model(self._images(batch))
+    def inputs(self, batch: Batch) -> Tensor:
+        """What the model is called with."""
+        image = batch.fields["image"]
+        image = image.float().div_(255) if image.dtype == torch.uint8 else image
+        return (image - self.mean).div_(self.std)
+
+    def loss(self, output: Any, batch: Batch) -> Tensor:
+        """The sum of the samples' losses, a scalar, from what the model gave."""
         logits, *side = output if isinstance(output, tuple) else (output,)
         label = batch.fields["label"].to(logits.device)  # the last one where a model is cut over several
         loss = functional.cross_entropy(logits, label, reduction="sum")
@@ -89,14 +94,8 @@ class ImageClassification:
                 loss = loss + _AUXILIARY_WEIGHT * functional.cross_entropy(auxiliary, label, reduction="sum")
         return loss
 
-    def sums(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+    def sums(self, logits: Tensor, batch: Batch) -> dict[str, float]:
         """What a batch adds to each metric, summed over its samples; the mean over all samples is the metric."""
-        logits = model(self._images(batch))
         label = batch.fields["label"].to(logits.device)
         losses = functional.cross_entropy(logits.float(), label, reduction="none")
         return {"accuracy": float((logits.argmax(1) == label).sum()), "loss": float(losses.double().sum())}
-
-    def _images(self, batch: Batch) -> Tensor:
-        image = batch.fields["image"]
-        image = image.float().div_(255) if image.dtype == torch.uint8 else image
-        return (image - self.mean).div_(self.std)
