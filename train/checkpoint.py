@@ -150,6 +150,14 @@ def read(path: Path) -> Snapshot:
     return Snapshot(step, {stem: (load_parts if file.is_dir() else load_tensors)(file) for stem, file in files.items()}, state)
 
 
+def fingerprint(path: Path) -> str | None:
+    """What tells this checkpoint from another of the same name; None where there is none."""
+    try:
+        return _sha256(path / _CHECKSUMS)
+    except OSError:
+        return None
+
+
 def prune(folder: Path, written: int, keep: int, best: int | None) -> list[int]:
     """Remove all but the newest `keep` (at least 1) up to the step just `written`, and the `best`; give the removed.
 

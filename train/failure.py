@@ -40,6 +40,11 @@ def tell(error: Exception, *, debug: bool) -> int:
     elif several and isinstance(error, RuntimeError) and _PEER_GONE.search(str(error)):
         time.sleep(_PEER_SECONDS)
         text = "another process has ended, so this one ends too; what that process or the launcher says is the cause"
+    elif "connectFullMesh" in str(error):
+        text = (
+            f"the processes cannot reach each other: {error}\nAll ports must be open between the machines. Where the address is "
+            "none that they share, name the network interface that is, on each of them: GLOO_SOCKET_IFNAME=eth0"
+        )
     elif worker := _WORKER_GONE.search(f"{error.__cause__} {error}"):  # the cause knows the signal
         text = f"data worker {worker[1]} has died ({worker[2] or 'it exited'}). {_WORKER_MENDS}"
     elif isinstance(error, (ConnectionResetError, ConnectionRefusedError, EOFError)):  # seen in its socket first

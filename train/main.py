@@ -38,9 +38,12 @@ def main(settings: tuple[str, ...], dry_run: bool, debug: bool) -> None:
     files = [Path(setting) for setting in settings if "=" not in _first_word(setting)]
     overrides = [setting for setting in settings if "=" in _first_word(setting)]
     try:
+        from train.parallel import machines
         from train.run import load_config, run
 
+        machines.join()
         status = run(load_config(files or [DEFAULT], overrides), dry_run=dry_run)
+        machines.leave()
     except Exception as error:
         _leave(_told(error, debug=debug))
     if status == "stopped":

@@ -15,16 +15,38 @@ from train.parallel.processes import Processes
 def find(config: Config, processes: Processes, say: Callable[[str], None]) -> Snapshot | None:
     """The newest undamaged checkpoint of this run, else of `run.resume_from`; None to start from nothing.
 
-    The main process looks for it, all read it. Says what was passed over and what has changed; raises UsageError when a
-    change would make another run of it.
+    The main process looks for it. All read it where they see the same one; where they do not, on machines without shared
+    storage, the main process sends it. Says what was passed over and what has changed; raises UsageError when a change would
+    make another run of it.
     """
     path = processes.share(processes.on_main(lambda: _search(config, say)))
+    _refuse_newer_elsewhere(config.folder / "checkpoints", processes)
     if path is None:
         return None
-    snapshot = checkpoint.read(path)
+    snapshot = _read(path, processes)
     compare(Config.model_validate(snapshot.state["config"]), config, say)
     say(f"resuming: {path}, step {snapshot.step}")
     return snapshot
+
+
+def _read(path: Path, processes: Processes) -> Snapshot:
+    seen = processes.gather_objects(checkpoint.fingerprint(path))
+    if len(set(seen)) == 1:
+        return checkpoint.read(path)
+    shared: Snapshot = processes.broadcast(checkpoint.read(path) if processes.main else None)
+    return shared
+
+
+def _refuse_newer_elsewhere(folder: Path, processes: Processes) -> None:
+    """The main process may be on another machine than last time, whose disk has nothing or less."""
+    newest = processes.gather(max(checkpoint.steps(folder), default=0))[:, 0]
+    if newest.max() > newest[0]:
+        raise RunError(
+            f"process {newest.argmax()} has a checkpoint of step {newest.max()} in {folder}, and the main process has "
+            f"{f'one of step {newest[0]}' if newest[0] else 'none'}: the machines do not share this folder. Put the machine that "
+            "has it first (--machine_rank 0), or copy it there, or remove it.",
+            everywhere=True,
+        )
 
 
 def _search(config: Config, say: Callable[[str], None]) -> Path | None:

@@ -37,7 +37,7 @@ def run(config: Config, *, dry_run: bool) -> str:
     import torch
     from accelerate import Accelerator
 
-    from train import resume, tracking
+    from train import agreement, resume, tracking
     from train.job import lanes_of, prepare
     from train.journal import Journal
     from train.parallel import launch
@@ -62,6 +62,7 @@ def run(config: Config, *, dry_run: bool) -> str:
     )
     processes = Processes(accelerator)
     _refuse_other_settings(accelerator)
+    agreement.same_settings(config, processes)
     say = _say if processes.main else _say_nothing
     if config.batch.lanes != "auto":
         lanes_of(config, processes, mode)  # refuses what does not fit before anything is made
@@ -80,6 +81,7 @@ def run(config: Config, *, dry_run: bool) -> str:
         stop.training = True
     except Interrupted:
         return "stopped"
+    agreement.same_data(job.identity(), processes)
     if snapshot is not None:
         resume.check(snapshot, job.identity())
     finished_at = processes.share(folder.finished_at() if folder else None)

@@ -21,6 +21,7 @@ MODES = {
     "fsdp2": "fsdp",
     "pipeline_2gpu": "pipeline",
     "tensor_parallel": "tensor",
+    "two_nodes": "ddp",
 }
 WHAT_A_MODE_NEEDS = {
     "pipeline": ("parallel.pipeline={stages: 2, split_at: ['7']}",),
@@ -37,17 +38,23 @@ def test_each_file_is_short_and_starts_its_mode_or_says_that_the_gpus_are_missin
     file: Path, launch: Callable[..., Launched], tmp_path: Path
 ) -> None:
     assert 5 <= len(file.read_text().splitlines()) <= 10
-    processes = yaml.safe_load(file.read_text())["num_processes"]
+    content = yaml.safe_load(file.read_text())
+    processes, machines = content["num_processes"], content.get("num_machines", 1)
     command = ["accelerate", "launch", "-q", "--config_file", str(file), "--main_process_port", str(free_port())]
     run = ["train/main.py", "--dry-run", f"batch.lanes={max(4, processes)}", f"run.output_dir={tmp_path}"]
-    needed = WHAT_A_MODE_NEEDS.get(MODES.get(file.stem, ""), ())
-    launched = launch(*command, *run, *needed, *(["parallel.device=cpu"] if file.stem in MODES else []))
-    launched.process.wait(HANG_SECONDS)
+    run += WHAT_A_MODE_NEEDS.get(MODES.get(file.stem, ""), ())
+    run += ["parallel.device=cpu"] if file.stem in MODES else []
+    here = ["--main_process_ip", "127.0.0.1"] if machines > 1 else []
+    launched = [launch(*command, *here, *(["--machine_rank", str(rank)] if here else []), *run) for rank in range(machines)]
+    for one in launched:
+        one.process.wait(HANG_SECONDS)
+    output = launched[0].output
     if file.stem in MODES:
-        assert f"# mode: {MODES[file.stem]}, " in launched.output, launched.output
-        assert str(file) in launched.output or processes == 1
+        assert f"# mode: {MODES[file.stem]}, " in output, output
+        assert f" on {machines} machines (" in output or machines == 1
+        assert str(file) in output or processes == 1
     else:
-        assert "a GPU is wanted (gpu_ids: " in launched.output and str(file) in launched.output, launched.output
+        assert "a GPU is wanted (gpu_ids: " in output and str(file) in output, output
 
 
 def test_two_processes_asked_for_in_a_way_that_starts_one_are_refused(launch: Callable[..., Launched], tmp_path: Path) -> None:

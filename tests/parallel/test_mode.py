@@ -58,6 +58,7 @@ def test_the_banner_names_what_decided() -> None:
     [reason, hint] = choose(Launch(devices=3), Parallel()).reasons
     assert reason == "one process"
     assert "3 GPUs are visible and the first is used: --multi_gpu --num_processes 3 uses all" in hint
+    assert choose(Launch(processes=16, machines=2, devices=8), Parallel()).reasons == ("16 processes on 2 machines",)
     [reason, hint] = choose(Launch(processes=2, settings=said(num_processes=2)), Parallel()).reasons
     assert reason == f"2 processes (num_processes: 2 ({FILE}))"
     assert "no GPU is visible" in hint
@@ -79,6 +80,11 @@ REFUSALS = [
     (Launch(processes=2), TENSOR, ["it says none (configs/accelerate/tensor_parallel.yaml)"]),
     (Launch(processes=2, sizes={"tp": 2, "cp": 2}), TENSOR, ["{'cp': 2} is not supported; dp_shard_size and tp_size are"]),
     (Launch(settings=said(num_processes=2)), {}, ["2 processes were asked for", "and 1 runs", "--multi_gpu", "cpu_2.yaml"]),
+    (
+        Launch(settings=said(num_processes=5, num_machines=2), processes=4, machines=2, cpu=True),
+        {},
+        ["4 processes run on 2 machines, and 5 were asked for", "a multiple of num_machines"],
+    ),
     (
         Launch(settings=said(distributed_type="MULTI_GPU"), processes=2),
         {},

@@ -17,6 +17,7 @@ class Launch:
     """What the launcher, its config file and the environment say about one run."""
 
     processes: int = 1  # that were started, on all machines
+    machines: int = 1
     file: str | None = None  # the accelerate config in use, as far as it is known
     settings: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # of the launcher: value, and the file or flag
     devices: int = 0  # CUDA devices that are visible
@@ -41,6 +42,7 @@ def read(environment: Mapping[str, str], *, devices: int, bf16: bool) -> Launch:
     file = settings.pop("config_file", None)
     return Launch(
         processes=int(environment.get("WORLD_SIZE", "1")),
+        machines=int(environment.get("GROUP_WORLD_SIZE", "1")),
         file=file[0] if file else None,
         settings=settings,
         devices=devices,
@@ -82,7 +84,7 @@ def launcher_settings(words: Sequence[str]) -> dict[str, tuple[Any, str]]:
     from accelerate.commands.config.config_args import default_config_file
 
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    for flag in ("config_file", "num_processes", "gpu_ids"):
+    for flag in ("config_file", "num_processes", "num_machines", "gpu_ids"):
         parser.add_argument(f"--{flag}", f"--{flag.replace('_', '-')}", dest=flag)
     parser.add_argument("--cpu", action="store_const", const=True, dest="use_cpu")
     script = next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))
@@ -94,7 +96,7 @@ def launcher_settings(words: Sequence[str]) -> dict[str, tuple[Any, str]]:
     settings: dict[str, tuple[Any, str]] = {}
     if file is not None:
         content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))  # JSON is YAML
-        keys = ("distributed_type", "num_processes", "gpu_ids", "use_cpu")
+        keys = ("distributed_type", "num_processes", "num_machines", "gpu_ids", "use_cpu")
         settings = {key: (content[key], source) for key in keys if key in content} | {"config_file": (file, source)}
     return settings | {key: (value, f"--{'cpu' if key == 'use_cpu' else key}") for key, value in flags.items()}
 

@@ -42,7 +42,7 @@ def _on_gpu(launch: Launch, parallel: Parallel) -> bool:
 
 
 def _name(launch: Launch, parallel: Parallel, device: str) -> tuple[Name, str]:
-    several = f"{launch.processes} processes"
+    several = f"{launch.processes} processes" + (f" on {launch.machines} machines" if launch.machines > 1 else "")
     source = _source(launch)
     if parallel.pipeline.stages > 1 and launch.processes > 1:
         return "pipeline", f"{several}, parallel.pipeline.stages={parallel.pipeline.stages}{source}"
@@ -88,7 +88,12 @@ def _launch_problems(launch: Launch, parallel: Parallel) -> list[str]:
     """What the launcher was asked for and cannot be, or is not what runs."""
     problems = []
     asked = launch.settings.get("num_processes")
-    if asked and int(asked[0]) > launch.processes:
+    if asked and int(asked[0]) > launch.processes > 1:
+        problems.append(
+            f"{launch.processes} processes run on {launch.machines} machines, and {asked[0]} were asked for "
+            f"({launch.said('num_processes')}): those of all machines, so many on each. Make it a multiple of num_machines."
+        )
+    elif asked and int(asked[0]) > launch.processes:
         problems.append(
             f"{asked[0]} processes were asked for ({launch.said('num_processes')}) and {launch.processes} runs: accelerate "
             "starts one process for --cpu and for distributed_type MULTI_CPU or NO. Use --multi_gpu, or torchrun, or "

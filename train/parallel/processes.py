@@ -69,6 +69,12 @@ class Processes:
         """The main process's value."""
         return self.gather_objects(value)[0]
 
+    def broadcast(self, value: Any) -> Any:
+        """The main process's value, which may be large."""
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self._group, device=torch.device("cpu"))
+        return values[0]
+
     def on_main(self, make: Callable[[], T]) -> T | None:
         """What `make` gives, on the main process alone; its error is everybody's."""
         value, error = None, None
