@@ -29,7 +29,7 @@ _GRACE_SECONDS = 1.0  # in which the main thread can tell a cause of its own
 _FAREWELL = b"."
 _SIOCGIFADDR = 0x8915
 
-_held: list[Any] = []  # the connections, and torch's store, which may live in this process
+_held: list[Any] = []  # torch's store, which may live in this process
 _lines: list[socket.socket] = []
 
 
@@ -38,14 +38,14 @@ def join() -> None:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if int(os.environ.get("LOCAL_WORLD_SIZE", processes)) == processes:
         return
-    if name := _interface():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     import torch.distributed as dist
 
     store, rank, _ = next(dist.rendezvous("env://"))
     _held.append(store)
     lines = _accept(store, processes - 1) if rank == 0 else _connect(store)
     for line in lines:
+        if name := _interface(line):  # gloo would take that of the host's name, which on many machines is loopback
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         line.settimeout(None)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, seconds in _SILENCE.items():
@@ -125,14 +125,14 @@ def _end(who: str, reason: str) -> None:
     os._exit(1)
 
 
-def _interface() -> str | None:
-    """The network interface that leads to the main process's machine. Gloo would take that of the host's name, which is
-    loopback on many machines. None where that cannot be told, as on the main machine when it knows itself as loopback."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ["MASTER_ADDR"], 1))  # sends nothing
-        mine = socket.inet_aton(probe.getsockname()[0])
+def _interface(line: socket.socket) -> str | None:
+    """The network interface of a connection between two machines; None where it is loopback, or has no IPv4 address."""
+    address = line.getsockname()[0].removeprefix("::ffff:")
+    if address.startswith("127.") or ":" in address:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # it has no address
-                if fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))[20:24] == mine and mine[0] != 127:
+                if fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()))[20:24] == socket.inet_aton(address):
                     return name
     return None
