@@ -18,6 +18,7 @@ _PEER_GONE = re.compile(
     r"closed by peer|reset by peer|socket closed|broken pipe|recvValue failed|ncclRemoteError|communicator was aborted",
     re.IGNORECASE,
 )
+_NO_WAY = re.compile("connectFullMesh|Unable to find (address|interface)")  # gloo's
 _WORKER_GONE = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:is killed by signal: (\w[\w ]*)|exited)")
 _WORKER_MENDS = (
     "Mostly that is too little memory, which the kernel's log tells (dmesg), or too little shared memory (df /dev/shm). Lower "
@@ -40,10 +41,10 @@ def tell(error: Exception, *, debug: bool) -> int:
     elif several and isinstance(error, RuntimeError) and _PEER_GONE.search(str(error)):
         time.sleep(_PEER_SECONDS)
         text = "another process has ended, so this one ends too; what that process or the launcher says is the cause"
-    elif "connectFullMesh" in str(error):
+    elif _NO_WAY.search(str(error)):
         text = (
-            f"the processes cannot reach each other: {error}\nAll ports must be open between the machines. Where the address is "
-            "none that they share, name the network interface that is, on each of them: GLOO_SOCKET_IFNAME=eth0"
+            f"the processes cannot reach each other: {error}\nAll ports must be open between the machines, and the network "
+            "interface must be one that they share; name it on each of them: GLOO_SOCKET_IFNAME=eth0"
         )
     elif worker := _WORKER_GONE.search(f"{error.__cause__} {error}"):  # the cause knows the signal
         text = f"data worker {worker[1]} has died ({worker[2] or 'it exited'}). {_WORKER_MENDS}"

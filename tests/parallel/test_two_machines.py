@@ -162,6 +162,18 @@ def test_a_machine_that_lost_power_ends_the_other_and_both_go_on_from_the_last_c
 
 
 @pytest.mark.slow
+def test_an_interface_that_the_machines_do_not_share_is_told(
+    machines: tuple[Machine, Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    both = [machine.train(rank, machines[0], *DIGITS, "steps=3") for rank, machine in enumerate(machines)]
+    for launched in both:
+        assert launched.process.wait(HANG_SECONDS) == 1
+    told = both[0].output + both[1].output
+    assert "the processes cannot reach each other" in told and "GLOO_SOCKET_IFNAME=eth0" in told, told
+
+
+@pytest.mark.slow
 def test_a_cut_cable_ends_both_machines(machines: tuple[Machine, Machine]) -> None:
     first, second = machines
     both = [machine.train(rank, first, *DIGITS, "steps=100000", "checkpoint.every=5") for rank, machine in enumerate(machines)]
@@ -277,3 +289,11 @@ def test_a_killed_process_on_one_machine_ends_the_other(pair: Pair) -> None:
     assert time.monotonic() - began < SECONDS
     assert finished.code == 1
     assert "the connection to a process on 127.0.0.1 is lost (it has ended)" in finished.output
+
+
+def test_a_network_interface_that_is_not_there_is_told(pair: Pair) -> None:
+    for machine in pair.machines:
+        machine.environment["GLOO_SOCKET_IFNAME"] = "nosuch0"
+    one, _ = pair.run("steps=3")
+    assert one.code == 1
+    assert "the processes cannot reach each other" in one.output and "GLOO_SOCKET_IFNAME=eth0" in one.output, one.output

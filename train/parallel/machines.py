@@ -65,7 +65,9 @@ def _accept(store: Any, count: int) -> dict[socket.socket, str]:
     """A connection from each other process, and where it is."""
     password = secrets.token_hex(16)
     lines: dict[socket.socket, str] = {}
-    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=count) as listener:
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    with socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=count) as listener:
         store.set(_KEY, f"{listener.getsockname()[1]} {password}")
         listener.settimeout(_JOIN_SECONDS)
         while len(lines) < count:
