@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from train.config import Config, differences
@@ -38,6 +40,21 @@ def same_data(identity: Mapping[str, Any], processes: Processes) -> None:
         if value is not None and theirs[key] is not None and value != theirs[key]
     ]
     _refuse(RunError, "has other data or another precision", different, processes)
+
+
+def same_folder(folder: Path, processes: Processes) -> None:
+    """Refuse machines with a folder each where every process is to write its part of a checkpoint into one."""
+    probe = folder / f".seen-{processes.share(secrets.token_hex(8))}"
+    processes.on_main(probe.touch)
+    seen = processes.gather(probe.exists())[:, 0]
+    if processes.main:
+        probe.unlink()
+    if not seen.all():
+        raise RunError(
+            f"process {seen.argmin()} does not see {folder} of the main process. In this mode each process writes its part of a "
+            "checkpoint: give a run.output_dir that the machines share.",
+            everywhere=True,
+        )
 
 
 def _refuse(kind: type[UsageError] | type[RunError], what: str, different: list[str], processes: Processes) -> None:

@@ -40,7 +40,7 @@ def run(config: Config, *, dry_run: bool) -> str:
     from train import agreement, resume, tracking
     from train.job import lanes_of, prepare
     from train.journal import Journal
-    from train.parallel import launch
+    from train.parallel import ENGINES, launch
     from train.parallel.mode import choose
     from train.parallel.processes import Processes
     from train.run_folder import RunFolder
@@ -82,6 +82,8 @@ def run(config: Config, *, dry_run: bool) -> str:
     except Interrupted:
         return "stopped"
     agreement.same_data(job.identity(), processes)
+    if ENGINES[mode.name].together:
+        agreement.same_folder(config.folder, processes)
     if snapshot is not None:
         resume.check(snapshot, job.identity())
     finished_at = processes.share(folder.finished_at() if folder else None)

@@ -72,7 +72,7 @@ class Processes:
     def broadcast(self, value: Any) -> Any:
         """The main process's value, which may be large."""
         values = [value]
-        dist.broadcast_object_list(values, src=0, group=self._group, device=torch.device("cpu"))
+        dist.broadcast_object_list(values, src=0, group=self.group, device=torch.device("cpu"))
         return values[0]
 
     def on_main(self, make: Callable[[], T]) -> T | None:
