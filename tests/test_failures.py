@@ -14,6 +14,7 @@ import pytest
 
 from tests import left, made
 from tests.conftest import Finished, Launched, Runner, Running
+from tests.parallel.test_launches import FSDP
 from tests.test_stopping import TORCHRUN_2, until
 
 LINEAR = "model.name=tests.spies_failure:Linear"
@@ -177,20 +178,23 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 WIDE = (LINEAR, "model.width=400", "steps=6", "checkpoint.every=2")  # 181 203 parameters and their momentum: 1.4 MB
 
 
+@pytest.mark.parametrize(("processes", "environment"), [(1, {}), (2, FSDP)], ids=["one writes", "both write parts"])
 def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole_and_with_room_it_goes_on(
-    train: Runner, small_disk: Path
+    train: Runner, small_disk: Path, processes: int, environment: dict[str, str]
 ) -> None:
+    train.environment |= environment
     expected = weights_of(train.folder / "undisturbed", 1, *WIDE)
     filler = small_disk / "filler"
     filler.write_bytes(bytes(3_000_000))
     train.outputs.symlink_to(small_disk)
-    finished = ended(train.start(config(train), *WIDE))
+    finished = ended(train.start(config(train), *WIDE, processes=processes))
     told = last_lines(finished)
+    assert told.count("error: ") == 1
     assert "No space left on device" in told and "It needs 1.4 MB" in told and "are free in" in told
     [folder] = train.outputs.glob("run-*")
     assert [path.name for path in sorted(folder.glob("checkpoints/*"))] == ["step-00000002"]
     filler.unlink()
-    finished = train.run(config(train), *WIDE, "checkpoint.keep=1")
+    finished = train.run(config(train), *WIDE, "checkpoint.keep=1", processes=processes)
     assert finished.code == 0, finished.output
     assert "step-00000002, step 2" in finished.output
     assert left.json.loads((folder / "summary.json").read_text())["weights_sha256"] == expected

@@ -14,6 +14,7 @@ import pytest
 
 from tests import made
 from tests.conftest import Runner
+from tests.parallel.test_launches import FSDP
 from tests.spied import Spied, spied
 from tests.test_invariance import EVERYTHING
 
@@ -219,7 +220,7 @@ def test_the_workers_of_a_killed_run_end_with_it(train: Runner) -> None:
 @pytest.mark.parametrize("streaming", ["true", pytest.param("false", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kills", [3, pytest.param(24, marks=pytest.mark.slow)])
 def test_a_run_killed_at_any_time_on_any_machine_has_the_same_weights(tmp_path: Path, streaming: str, kills: int) -> None:
-    """Everything on; SIGKILL comes in random lanes of random steps, and each start is on another machine."""
+    """Everything on; SIGKILL comes in random lanes of random steps, and each start is on another machine, sharded or not."""
     dice = random.Random(f"{streaming} {kills}")
     settings = (
         *EVERYTHING[1:], "model.name=tests.spies:digits", f"epochs={3 if kills > 3 else 1}", "schedule.name=cosine",
@@ -237,8 +238,10 @@ def test_a_run_killed_at_any_time_on_any_machine_has_the_same_weights(tmp_path: 
         processes = dice.choice((1, 2, 4)) if kills > 3 else 1 + (saved > 0)
         passes = ((step - 1 - saved) * LANES) // processes + dice.randint(1, LANES // processes)
         workers = f"data.workers={dice.choice((0, 1, 2))}"
+        train.environment = dict(FSDP) if kills > 3 and processes > 1 and dice.random() < 0.5 else {}
         spied(train, *settings, workers, processes=processes, kill=passes)
         saved = (step - 1) // 4 * 4
+    train.environment = {}
     last = spied(train, *settings, "data.workers=1", processes=2)
     assert_same(last, reference)
     assert [line["step"] for line in last.metrics if "train/loss" in line] == list(range(1, total + 1))
