@@ -7,15 +7,11 @@ _here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pa
 # A script's folder comes first on the path, where train/data would hide other packages and a fork's random.py the library.
 sys.path[:] = [os.path.dirname(_here), *(folder for folder in sys.path if os.path.realpath(folder or ".") != _here)]  # noqa: PTH120
 
-from pathlib import Path  # noqa: E402
-
 import click  # noqa: E402
 
 from train import failure  # noqa: E402
 from train.errors import STOPPED_EXIT_CODE  # noqa: E402
 from train.progress import show_cursor  # noqa: E402
-
-DEFAULT = Path(_here).parent / "configs" / "digits.yaml"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,14 +31,12 @@ def main(settings: tuple[str, ...], dry_run: bool, debug: bool) -> None:
 
     Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 stopped by a signal after a save.
     """
-    files = [Path(setting) for setting in settings if "=" not in _first_word(setting)]
-    overrides = [setting for setting in settings if "=" in _first_word(setting)]
     try:
         from train.parallel import machines
-        from train.run import load_config, run
+        from train.run import read_settings, run
 
         machines.join()
-        status = run(load_config(files or [DEFAULT], overrides), dry_run=dry_run)
+        status = run(read_settings(settings), dry_run=dry_run)
         machines.leave()
     except Exception as error:
         _leave(_told(error, debug=debug))
@@ -57,11 +51,6 @@ def _told(error: Exception, *, debug: bool) -> int:
         return failure.tell(error, debug=debug)
     except RuntimeError as another:  # from torch's handler of SIGCHLD, which had seen one more worker die
         return failure.tell(another, debug=debug)
-
-
-def _first_word(setting: str) -> str:
-    """Up to a slash: what follows may be a folder's name, or a path in a value."""
-    return setting.partition("/")[0]
 
 
 def _leave(code: int) -> None:

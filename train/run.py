@@ -16,6 +16,20 @@ from train.errors import UsageError
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+DEFAULT = Path(__file__).parent.parent / "configs" / "digits.yaml"
+
+
+def read_settings(settings: Sequence[str]) -> Config:
+    """The configuration that the words of a command line stand for: files, and `key=value` over them."""
+    files = [Path(setting) for setting in settings if "=" not in _first_word(setting)]
+    overrides = [setting for setting in settings if "=" in _first_word(setting)]
+    return load_config(files or [DEFAULT], overrides)
+
+
+def _first_word(setting: str) -> str:
+    """Up to a slash: what follows may be a folder's name, or a path in a value."""
+    return setting.partition("/")[0]
+
 
 def load_config(files: Sequence[Path], overrides: Sequence[str]) -> Config:
     """The configuration, with its names and arguments checked by the rooms that own them."""
