@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from train import tracking
+from train import tracing, tracking
 from train.data.loader import BadSample
 from train.job import Job
 from train.progress import Progress
@@ -30,6 +30,9 @@ class Journal:
         self._began = self._interval_began = time.perf_counter()
         self._before = seconds
         self._interval_steps, self._waited = 0, 0.0
+        path = job.config.folder / f"trace-{job.processes.rank}.json"
+        traced = job.config.tracking.trace
+        self._profiler = tracing.last_steps(path, traced, job.total_steps - step) if traced else None
         if folder:
             folder.write("config.yaml", job.config.to_yaml())
             tracking.rewind(folder.path / "metrics.jsonl", step or -1, evaluated or -1)
@@ -62,6 +65,8 @@ class Journal:
 
     def step(self, step: int) -> None:
         self._interval_steps += 1
+        if self._profiler:
+            self._profiler.step()
         if self.folder:
             self._progress.update(step)
 
