@@ -15,10 +15,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
 from tests.conftest import HANG_SECONDS, ROOT, Launched, Runner
 from tests.test_entry import LAUNCHERS
+from train import cli
 from train.config import effect
 from train.run import load_config
 
@@ -71,6 +73,8 @@ def test_each_command_runs(command: str, train: Runner, tmp_path: Path) -> None:
         data = pictures_for(words[at + 1 :], tmp_path)
         finished = train.run(*settings, f"data.path={data}", processes=LAUNCHERS[" ".join(words[:at])])
         assert finished.code == 0, finished.output
+    elif words[:3] == ["python", "-m", "train"]:  # that click knows the words; the verbs' own tests run them
+        assert CliRunner().invoke(cli.main, [*words[3:], "--help"]).exit_code == 0
     elif words[0] in ("ruff", "mypy") or words[:3] == ["python", "-m", "pytest"]:
         program = words[2] if words[0] == "python" else words[0]
         assert (Path(sys.executable).parent / program).exists()

@@ -1,0 +1,175 @@
+"""What `train bench scaling` has measured, as a table, a plot and raw numbers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from train.bench.setups import Setup
+from train.bench.turns import Turn
+from train.config import Config
+
+NOTES = (
+    "Medians over the turns, with the least and the most. Speed-up is to the first mode in the same round; efficiency is "
+    "speed-up by devices.",
+    "Data wait and memory are those of the first process; memory is its peak: of its first GPU, or of the process on a CPU.",
+    "Communication is a share of a step's time, the wait for the other processes included, and in brackets the part that the "
+    "same device computes nothing beside. On CPUs the rest takes computing time too.",
+    "Hours are those of training on all samples of the configuration at this rate, without evaluation and checkpoints.",
+)
+
+
+@dataclass(frozen=True)
+class Results:
+    config: Config
+    samples: int | None  # of the whole configuration
+    setups: Sequence[Setup]
+    turns: dict[str, list[Turn]]
+    conditions: dict[str, str]
+
+    def speedups(self, name: str) -> list[float]:
+        """To the first setup, in each round."""
+        first = self.turns[self.setups[0].name]
+        return [own.samples_per_second / one.samples_per_second for own, one in zip(self.turns[name], first, strict=True)]
+
+    def figures(self, setup: Setup) -> dict[str, Any]:
+        """The medians of a setup."""
+        turns = self.turns[setup.name]
+        rate, speedup = median(turn.samples_per_second for turn in turns), median(self.speedups(setup.name))
+        talks = [turn.communication for turn in turns if turn.communication]
+        return {
+            "samples_per_second": rate,
+            "speedup": speedup,
+            "efficiency": speedup * self.setups[0].devices / setup.devices,
+            "data_wait": median(turn.data_wait for turn in turns),
+            "communication": median(talk.share for talk in talks) if talks else None,
+            "communication_exposed": median(talk.exposed for talk in talks) if talks else None,
+            "memory_gib": median(turn.memory_gib for turn in turns),
+            "hours": self.samples / rate / 3600 if self.samples else None,
+        }
+
+    def remarks(self) -> list[str]:
+        """The conditions, and whether all runs were the same one."""
+        says = {name: turns[0].says for name, turns in self.turns.items()}
+        model = next(line for line in says[self.setups[0].name] if line.startswith("model: "))
+        others = median(turn.others for turns in self.turns.values() for turn in turns)
+        return [
+            self.weights(),
+            *(f"{name}: {fact}" for name, fact in self.conditions.items()),
+            f"other work: it kept {others:.1f} CPU cores busy meanwhile",
+            model,
+            *(
+                f"{name}: {'; '.join(line for line in lines if line.startswith(('device: ', 'batch: ')))}"
+                for name, lines in says.items()
+            ),
+        ]
+
+    def weights(self) -> str:
+        hashes = {setup.name: {turn.weights_sha256 for turn in self.turns[setup.name]} for setup in self.setups}
+        every = set().union(*hashes.values())
+        if len(every) == 1:
+            return f"weights: all turns in all modes ended with the same bits, sha256 {every.pop()}"
+        differing = [f"{name} {', '.join(sorted(digest[:8] for digest in found))}" for name, found in hashes.items()]
+        return f"weights: not the same bits in all turns: {'; '.join(differing)}"
+
+
+def table(results: Results, style: box.Box) -> Table:
+    made = Table(box=style)
+    for name in ("mode", "devices", "samples/s", "speed-up", "efficiency", "data wait", "communication", "memory, GiB", "hours"):
+        made.add_column(name, justify="left" if name == "mode" else "right", no_wrap=True)
+    for setup in results.setups:
+        own = results.figures(setup)
+        rates = [turn.samples_per_second for turn in results.turns[setup.name]]
+        talk = own["communication"]
+        made.add_row(
+            setup.name,
+            str(setup.devices),
+            _spread("{:,.1f}", own["samples_per_second"], rates),
+            _spread("{:.2f}", own["speedup"], results.speedups(setup.name)),
+            f"{own['efficiency']:.0%}",
+            f"{own['data_wait']:.1%}",
+            "-" if talk is None else f"{talk:.1%} ({own['communication_exposed']:.1%})",
+            f"{own['memory_gib']:.2f}",
+            "unknown" if own["hours"] is None else f"{own['hours']:.3g}",
+        )
+    return made
+
+
+def _spread(form: str, middle: float, values: Sequence[float]) -> str:
+    low, high = form.format(min(values)), form.format(max(values))
+    return form.format(middle) + (f" ({low} to {high})" if low != high else "")
+
+
+def show(results: Results) -> None:
+    """The table on stdout, as wide as it is where that is no terminal."""
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(table(results, box.SIMPLE))
+    for line in (*results.remarks(), *NOTES):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def write(folder: Path, results: Results) -> None:
+    """scaling.md and scaling.json."""
+    with (folder / "scaling.md").open("w", encoding="utf-8") as file:
+        console = Console(file=file, width=400)
+        with console.capture() as captured:
+            console.print(table(results, box.MARKDOWN))
+        lines = [line for line in captured.get().splitlines() if line.strip()]
+        file.write("\n".join([*lines, "", *(f"- {line}" for line in (*results.remarks(), *NOTES)), ""]))
+    setups = [
+        {
+            "name": setup.name,
+            "mode": setup.mode,
+            "processes": setup.processes,
+            "devices": setup.devices,
+            "accelerate": setup.accelerate,
+            "median": results.figures(setup),
+            "turns": [asdict(turn) for turn in results.turns[setup.name]],
+        }
+        for setup in results.setups
+    ]
+    facts = {
+        "conditions": results.conditions,
+        "samples": results.samples,
+        "setups": setups,
+        "config": results.config.model_dump(mode="json"),
+    }
+    (folder / "scaling.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def plot(folder: Path, results: Results) -> None:
+    """scaling.svg: the speed-up over the devices beside the ideal one."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("no plot: matplotlib is missing; pip install 'lockstep[plot]' brings it", file=sys.stderr)
+        return
+    first = results.setups[0]
+    most = max(setup.devices for setup in results.setups)
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([first.devices, most], [1, most / first.devices], "--", color="grey", label="ideal")
+    for setup in results.setups:
+        values, own = results.speedups(setup.name), results.figures(setup)
+        hours = "" if own["hours"] is None else f", {own['hours']:.3g} h"
+        label = f"{setup.name}: {own['speedup']:.2f}x, {own['samples_per_second']:,.0f} samples/s{hours}"
+        spread = [[own["speedup"] - min(values)], [max(values) - own["speedup"]]]
+        axes.errorbar([setup.devices], [own["speedup"]], yerr=spread, fmt="o", capsize=4, label=label)
+    axes.set(
+        xlabel="devices", ylabel=f"speed-up to {first.name}", title=f"{results.config.run.name}, {results.config.model.name}"
+    )
+    axes.set_xticks(sorted({setup.devices for setup in results.setups}))
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="lower right")
+    with rc_context({"svg.fonttype": "none"}):  # text stays text
+        figure.savefig(folder / "scaling.svg")
