@@ -22,9 +22,9 @@ NOTES = (
     "Medians over the turns, with the least and the most. Speed-up is to the first mode in the same round; efficiency is "
     "speed-up by devices.",
     "Data wait and memory are those of the first process; memory is its peak: of its first GPU, or of the process on a CPU.",
-    "Communication is a share of a step's time, the wait for the other processes included, and in brackets the part that the "
-    "same device computes nothing beside. On CPUs the rest takes computing time too.",
-    "Hours are those of training on all samples of the configuration at this rate, without evaluation and checkpoints.",
+    "Communication is a share of a step's time, the wait for the other processes included; alone is the part beside which the "
+    "same device computes nothing. On CPUs the rest takes computing time too.",
+    "The whole config is training on all its samples at this rate, without evaluation and checkpoints.",
 )
 
 
@@ -83,25 +83,31 @@ class Results:
 
 
 def table(results: Results, style: box.Box) -> Table:
-    made = Table(box=style)
-    for name in ("mode", "devices", "samples/s", "speed-up", "efficiency", "data wait", "communication", "memory, GiB", "hours"):
-        made.add_column(name, justify="left" if name == "mode" else "right", no_wrap=True)
+    """A column a mode."""
+    made = Table("", box=style)
     for setup in results.setups:
-        own = results.figures(setup)
-        rates = [turn.samples_per_second for turn in results.turns[setup.name]]
-        talk = own["communication"]
-        made.add_row(
-            setup.name,
-            str(setup.devices),
-            _spread("{:,.1f}", own["samples_per_second"], rates),
-            _spread("{:.2f}", own["speedup"], results.speedups(setup.name)),
-            f"{own['efficiency']:.0%}",
-            f"{own['data_wait']:.1%}",
-            "-" if talk is None else f"{talk:.1%} ({own['communication_exposed']:.1%})",
-            f"{own['memory_gib']:.2f}",
-            "unknown" if own["hours"] is None else f"{own['hours']:.3g}",
-        )
+        made.add_column(setup.name, overflow="fold")
+    columns = [_column(results, setup) for setup in results.setups]
+    for name in columns[0]:
+        made.add_row(name, *(column[name] for column in columns))
     return made
+
+
+def _column(results: Results, setup: Setup) -> dict[str, str]:
+    own = results.figures(setup)
+    rates = [turn.samples_per_second for turn in results.turns[setup.name]]
+    talk = own["communication"]
+    return {
+        "mode": setup.mode,
+        "devices": str(setup.devices),
+        "samples/s": _spread("{:,.1f}", own["samples_per_second"], rates),
+        "speed-up": _spread("{:.2f}", own["speedup"], results.speedups(setup.name)),
+        "efficiency": f"{own['efficiency']:.0%}",
+        "data wait": f"{own['data_wait']:.1%}",
+        "communication": "-" if talk is None else f"{talk:.1%} ({own['communication_exposed']:.1%} alone)",
+        "peak memory": f"{own['memory_gib']:.2f} GiB",
+        "whole config": "unknown" if own["hours"] is None else f"{own['hours']:.3g} hours",
+    }
 
 
 def _spread(form: str, middle: float, values: Sequence[float]) -> str:
@@ -111,7 +117,7 @@ def _spread(form: str, middle: float, values: Sequence[float]) -> str:
 
 def show(results: Results) -> None:
     """The table on stdout, as wide as it is where that is no terminal."""
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = Console(width=None if sys.stdout.isatty() else 400)
     console.print(table(results, box.SIMPLE))
     for line in (*results.remarks(), *NOTES):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -147,29 +153,27 @@ def write(folder: Path, results: Results) -> None:
 
 
 def plot(folder: Path, results: Results) -> None:
-    """scaling.svg: the speed-up over the devices beside the ideal one."""
+    """scaling.svg: each mode's speed-up beside the ideal one."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         print("no plot: matplotlib is missing; pip install 'lockstep[plot]' brings it", file=sys.stderr)
         return
-    first = results.setups[0]
-    most = max(setup.devices for setup in results.setups)
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    first, names = results.setups[0], []
+    figure = Figure(figsize=(8, 1.5 + 0.7 * len(results.setups)), layout="constrained")
     axes = figure.subplots()
-    axes.plot([first.devices, most], [1, most / first.devices], "--", color="grey", label="ideal")
-    for setup in results.setups:
-        values, own = results.speedups(setup.name), results.figures(setup)
-        hours = "" if own["hours"] is None else f", {own['hours']:.3g} h"
-        label = f"{setup.name}: {own['speedup']:.2f}x, {own['samples_per_second']:,.0f} samples/s{hours}"
-        spread = [[own["speedup"] - min(values)], [max(values) - own["speedup"]]]
-        axes.errorbar([setup.devices], [own["speedup"]], yerr=spread, fmt="o", capsize=4, label=label)
-    axes.set(
-        xlabel="devices", ylabel=f"speed-up to {first.name}", title=f"{results.config.run.name}, {results.config.model.name}"
-    )
-    axes.set_xticks(sorted({setup.devices for setup in results.setups}))
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="lower right")
+    for place, setup in enumerate(results.setups):
+        own, spread = results.figures(setup), results.speedups(setup.name)
+        errors = [[own["speedup"] - min(spread)], [max(spread) - own["speedup"]]]
+        axes.barh(place, own["speedup"], height=0.5, xerr=errors, color="C0", capsize=4)
+        axes.text(0.03, place, f"{own['speedup']:.2f}x", va="center", color="white")
+        axes.plot(setup.devices / first.devices, place, "|", color="black", markersize=32)
+        hours = "" if own["hours"] is None else f", {own['hours']:.3g} hours"
+        names.append(f"{setup.name}\n{own['samples_per_second']:,.1f} samples/s{hours}")
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.set(xlabel=f"speed-up to {first.name}; | is the ideal", title=f"{results.config.run.name}, {results.config.model.name}")
     with rc_context({"svg.fonttype": "none"}):  # text stays text
         figure.savefig(folder / "scaling.svg")
