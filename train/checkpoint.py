@@ -13,7 +13,6 @@ a hand) is found before they are used. Tensors are safetensors and the rest is J
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from train.disk import refusal
 from train.errors import RunError
 from train.weights import load_parts, load_tensors, save_tensors
 
@@ -195,7 +195,7 @@ def _transaction(temporary: Path, final: Path, snapshot: Snapshot) -> Iterator[N
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError):
-            raise RunError(_refusal(error, final, _size(snapshot))) from error
+            raise RunError(refusal(error, final, _size(snapshot))) from error
         raise
 
 
@@ -281,30 +281,9 @@ def _part_refusal(error: CheckpointException, final: Path, snapshot: Snapshot) -
     """What the first process that could not write its parts has met."""
     rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
     if isinstance(cause, OSError) and cause.errno:
-        return RunError(_refusal(cause, final, _size(snapshot)), everywhere=True)
+        return RunError(refusal(cause, final, _size(snapshot)), everywhere=True)
     return RunError(f"cannot save {final}: process {rank}: {type(cause).__name__}: {cause}", everywhere=True)
 
 
 def _size(snapshot: Snapshot) -> int:
     return sum(tensor.nbytes for tensors in snapshot.tensors.values() for tensor in tensors.values())
-
-
-def _refusal(error: OSError, final: Path, needed: int) -> str:
-    there = next(parent for parent in final.parents if parent.is_dir())
-    match error.errno:
-        case errno.ENOSPC | errno.EDQUOT:
-            mend = "Make room there, or choose another run.output_dir or a lower checkpoint.keep"
-        case errno.EFBIG:
-            mend = "Raise the limit on a file's size (ulimit -f)"
-        case errno.EROFS | errno.EACCES | errno.EPERM:
-            mend = "Make the folder writable, or choose another run.output_dir"
-        case errno.ENOENT | errno.ENOTDIR | errno.EEXIST:
-            mend = "The run's folder was removed or replaced while the run was using it: put it back"
-        case _:
-            mend = "Check the disk"
-    return (
-        f"cannot save {final}: {error.strerror}.\n"
-        f"It needs {needed / 1e6:,.1f} MB; {shutil.disk_usage(there).free / 1e6:,.1f} MB are free in {there}. "
-        "Older checkpoints are as they were.\n"
-        f"{mend}; then type the same command again."
-    )

@@ -71,16 +71,16 @@ def test_two_processes_share_the_passes_and_train_the_same_weights(launch: Launc
     assert "1 CPU thread" in table and "4 samples a step = 2 lanes x 2" in table and "gloo" in table
     drawn = "".join(ElementTree.parse(folder / "scaling.svg").getroot().itertext())
     assert f"{ddp['median']['speedup']:.2f}x" in drawn and "ddp:2" in drawn and "ideal" in drawn
-    assert {path.name for path in folder.iterdir()} == {"accelerate", "config.yaml"} | {
-        f"scaling.{kind}" for kind in ("json", "md", "svg")
-    }
+    assert {path.name for path in folder.iterdir()} == {"setups"} | {f"scaling.{kind}" for kind in ("json", "md", "svg")}
 
 
 def test_modes_that_cannot_be_are_told_at_once_and_nothing_is_made(launch: Launch, tmp_path: Path) -> None:
     wrong = {
-        "dpp:2": "there is no such mode; there are single, ddp:N, fsdp:N and data_parallel:N",
+        "dpp:2": "there is no such mode; there are single, ddp:N, fsdp:N, pipeline:N, tensor:N and data_parallel:N",
         "ddp": "write ddp:N, with N of 2 or more",
         "ddp:3": "batch.lanes: 4 lanes cannot be shared by 3 processes",
+        "pipeline:2": "parallel.pipeline.split_at: 2 stages need 1 modules to cut at, not 0",
+        "tensor:2": "parallel.tensor: which layers are cut is missing",
         "missing.yaml": "cannot be read: No such file or directory",
         "README.yml": "cannot be read",
         "configs/accelerate/data_parallel_2gpu.yaml": "a GPU is wanted (gpu_ids: 0,1 ",
@@ -161,10 +161,25 @@ def test_a_mode_on_gpus_starts_as_the_shipped_file_does(tmp_path: Path) -> None:
     names = ["single", "ddp:2", "data_parallel:2", "fsdp:2"]
     setups, lanes = read_modes(names, config(tmp_path, "batch.lanes=auto"), 2, "no")
     assert lanes == 2
-    assert [(setup.mode, setup.devices) for setup in setups] == [("single", 1), ("ddp", 2), ("data_parallel", 2), ("fsdp", 2)]
+    assert [(setup.mode.name, setup.devices) for setup in setups] == [
+        ("single", 1),
+        ("ddp", 2),
+        ("data_parallel", 2),
+        ("fsdp", 2),
+    ]
     for setup, file in zip(setups, ["single_gpu", "ddp_2gpu", "data_parallel_2gpu", "fsdp2"], strict=True):
         shipped = yaml.safe_load((ROOT / "configs" / "accelerate" / f"{file}.yaml").read_text())
         assert {key: setup.accelerate[key] for key in shipped} == shipped
+
+
+def test_a_pipeline_and_cut_layers_are_compared_with_modes_that_leave_them_out(tmp_path: Path) -> None:
+    cuts = ("parallel.pipeline={stages: 2, split_at: [linear]}", "parallel.tensor={linear: rows}", "batch.lanes=2")
+    setups, _ = read_modes(["single", "ddp:2", "pipeline:2", "tensor:2"], config(tmp_path, *cuts), 0, "no")
+    assert [setup.mode.name for setup in setups] == ["single", "ddp", "pipeline", "tensor"]
+    kept = [(setup.parallel.pipeline.stages, dict(setup.parallel.tensor)) for setup in setups]
+    assert kept == [(1, {}), (1, {}), (2, {}), (1, {"linear": "rows"})]
+    with pytest.raises(UsageError, match=r"--modes pipeline:2: batch.lanes: 1 lane cannot fill 2 pipeline stages"):
+        read_modes(["pipeline:2"], config(tmp_path, *cuts, "batch.lanes=1"), 0, "no")
 
 
 def test_only_the_gpus_that_are_left_visible_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +13,7 @@ import yaml
 
 from tests import left, made
 from tests.conftest import HANG_SECONDS, ROOT, Launched, Runner, free_port
+from train.run import load_config
 
 FILES = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
 MODES = {
@@ -55,6 +58,20 @@ def test_each_file_is_short_and_starts_its_mode_or_says_that_the_gpus_are_missin
         assert str(file) in output or processes == 1
     else:
         assert "a GPU is wanted (gpu_ids: " in output and str(file) in output, output
+
+
+def test_the_page_beside_the_files_names_each_and_gives_commands_that_are_understood() -> None:
+    page = (ROOT / "configs" / "accelerate" / "README.md").read_text(encoding="utf-8")
+    assert {file.name for file in FILES} == set(re.findall(r"\b(\w+\.yaml)`", page)) - {"kubernetes.yaml"}
+    commands = [
+        line.strip() for line in page.replace("\\\n", " ").splitlines() if line.startswith("    ") and "train/main.py" in line
+    ]
+    assert len(commands) == 5
+    for command in commands[1:]:
+        words = shlex.split(command)
+        assert all((ROOT / word).is_file() for word in words if word.endswith((".yaml", ".py")) and word != "CONFIG.yaml")
+        settings = [word for word in words[words.index("train/main.py") + 1 :] if "=" in word]
+        load_config([ROOT / "configs" / "cifar10.yaml"], settings)
 
 
 def test_two_processes_asked_for_in_a_way_that_starts_one_are_refused(launch: Callable[..., Launched], tmp_path: Path) -> None:

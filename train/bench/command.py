@@ -19,8 +19,8 @@ def bench() -> None:
 @click.option(
     "--modes",
     metavar="MODE,...",
-    help="What to compare, the first being the measure of the others: single, ddp:N, fsdp:N and data_parallel:N on N devices, "
-    "or accelerate config files. By default one device and all GPUs, or one and two CPU processes.",
+    help="What to compare, the first being the measure of the others: single, ddp:N, fsdp:N, pipeline:N, tensor:N and "
+    "data_parallel:N on N devices, or accelerate config files. By default one device and all GPUs, or one and two CPU processes.",
 )
 @click.option("--precision", type=click.Choice(["no", "bf16", "fp16"]), default="no", help="Of the modes that are no files.")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Turns of each mode.")

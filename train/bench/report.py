@@ -98,7 +98,7 @@ def _column(results: Results, setup: Setup) -> dict[str, str]:
     rates = [turn.samples_per_second for turn in results.turns[setup.name]]
     talk = own["communication"]
     return {
-        "mode": setup.mode,
+        "mode": setup.mode.name,
         "devices": str(setup.devices),
         "samples/s": _spread("{:,.1f}", own["samples_per_second"], rates),
         "speed-up": _spread("{:.2f}", own["speedup"], results.speedups(setup.name)),
@@ -134,7 +134,7 @@ def write(folder: Path, results: Results) -> None:
     setups = [
         {
             "name": setup.name,
-            "mode": setup.mode,
+            "mode": setup.mode.name,
             "processes": setup.processes,
             "devices": setup.devices,
             "accelerate": setup.accelerate,

@@ -13,7 +13,7 @@ import torch
 
 from train.bench import report
 from train.bench.conditions import conditions
-from train.bench.setups import Setup, default_modes, gpu_ids, read_modes
+from train.bench.setups import Files, Setup, default_modes, gpu_ids, read_modes
 from train.bench.turns import Turn, launch, total_steps
 from train.config import Config
 from train.data.plan import epoch_length
@@ -43,7 +43,7 @@ def measure(plan: Plan) -> None:
     samples = _samples(config)
     folder = plan.output or config.run.output_dir / f"bench-scaling-{config.run.name}-{datetime.now():%Y%m%d-%H%M%S}"
     files = _prepare(folder, config, setups)
-    words = [str(folder / "config.yaml"), *_overrides(plan, lanes)]
+    words = _overrides(plan, lanes)
     facts = conditions(gpu_ids(min(gpus, max(setup.devices for setup in setups)))) | {
         "turns": f"{plan.rounds} of each mode in alternating order, each of {plan.steps} steps after {plan.warmup} to warm up",
     }
@@ -84,11 +84,10 @@ def _samples(config: Config) -> int | None:
     return (config.epochs or 0) * length if length else None
 
 
-def _prepare(folder: Path, config: Config, setups: list[Setup]) -> dict[str, Path]:
-    """The folder with the resolved configuration and each setup's accelerate config."""
+def _prepare(folder: Path, config: Config, setups: list[Setup]) -> dict[str, Files]:
+    """The folder with what each setup is launched with."""
     try:
-        (folder / "accelerate").mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-        return {setup.name: setup.write(folder / "accelerate", place) for place, setup in enumerate(setups, 1)}
+        (folder / "setups").mkdir(parents=True, exist_ok=True)
+        return {setup.name: setup.write(folder / "setups", place, config) for place, setup in enumerate(setups, 1)}
     except OSError as error:
         raise RunError(f"{folder} cannot be made or written ({error.strerror}); give another --output") from error

@@ -6,18 +6,33 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
 
-from train.config import Config, lanes_problem
+from train.config import Config, Parallel, Pipeline, Split, lanes_problem
 from train.errors import UsageError
 from train.parallel.lanes import Lanes
 from train.parallel.launch import Launch
-from train.parallel.mode import choose
+from train.parallel.mode import Mode, choose, config_problems
 
-FORMS = "single, ddp:N, fsdp:N and data_parallel:N, with N devices, and paths of accelerate config files (.yaml)"
+TYPES = {
+    "single": "NO",
+    "data_parallel": "NO",
+    "ddp": "MULTI_GPU",
+    "fsdp": "FSDP",
+    "pipeline": "MULTI_GPU",
+    "tensor": "MULTI_GPU",
+}
+FORMS = "single, ddp:N, fsdp:N, pipeline:N, tensor:N and data_parallel:N, with N devices, and accelerate config files (.yaml)"
+
+
+class Files(NamedTuple):
+    """What a setup is launched with."""
+
+    accelerate: Path
+    config: Path
 
 
 @dataclass(frozen=True)
@@ -26,15 +41,18 @@ class Setup:
 
     name: str
     accelerate: dict[str, Any]
-    mode: str
+    parallel: Parallel
+    mode: Mode
     processes: int
     devices: int
 
-    def write(self, folder: Path, place: int) -> Path:
-        """The accelerate config as a file that is named after this and its place among all."""
-        file = folder / f"{place}-{Path(self.name).stem.replace(':', '-')}.yaml"
-        file.write_text(yaml.safe_dump(self.accelerate, sort_keys=False), encoding="utf-8")
-        return file
+    def write(self, folder: Path, place: int, config: Config) -> Files:
+        """Its files, named after this and its place among all."""
+        stem = f"{place}-{Path(self.name).stem.replace(':', '-')}"
+        files = Files(folder / f"{stem}.accelerate.yaml", folder / f"{stem}.config.yaml")
+        files.accelerate.write_text(yaml.safe_dump(self.accelerate, sort_keys=False), encoding="utf-8")
+        files.config.write_text(config.model_copy(update={"parallel": self.parallel}).to_yaml(), encoding="utf-8")
+        return files
 
 
 def default_modes(config: Config, gpus: int) -> list[str]:
@@ -62,8 +80,11 @@ def read_modes(names: Sequence[str], config: Config, gpus: int, precision: str) 
     if problem := lanes_problem(config.batch.size, lanes):
         problems.append(f"batch.lanes: auto means one for each process of the largest mode, but {problem}")
     for setup in setups:
-        if problem := _sharing_problem(lanes, setup.processes, interleaved=setup.mode == "fsdp"):
+        sharing = setup.processes if setup.mode.shares_lanes else 1
+        if problem := _sharing_problem(lanes, sharing, interleaved=setup.mode.name == "fsdp"):
             problems.append(f"--modes {setup.name}: {problem}")
+        own = config.model_copy(update={"parallel": setup.parallel})
+        problems += [f"--modes {setup.name}: {problem}" for problem in config_problems(setup.mode, own, lanes)]
     if problems:
         raise UsageError("\n".join(problems))
     return setups, lanes
@@ -71,9 +92,10 @@ def read_modes(names: Sequence[str], config: Config, gpus: int, precision: str) 
 
 def _setup(name: str, config: Config, gpus: int, precision: str) -> Setup:
     if name.endswith((".yaml", ".yml", ".json")):
-        content, said = _file(Path(name)), f"--config_file {name}"
+        content, said, parallel = _file(Path(name)), f"--config_file {name}", config.parallel
     else:
         content, said = _content(name, gpus, precision), f"--modes {name}"
+        parallel = _section(name, config.parallel)
     kind = content.get("distributed_type")
     processes = content.get("num_processes", 1) if kind in ("MULTI_GPU", "FSDP") else 1
     deciding: tuple[str, ...] = ("distributed_type", "num_processes", "gpu_ids", "use_cpu")
@@ -83,28 +105,36 @@ def _setup(name: str, config: Config, gpus: int, precision: str) -> Setup:
         settings={key: (content[key], said) for key in deciding if key in content},
         devices=gpus,
         cpu=bool(content.get("use_cpu")),
+        sizes={"tp": (content.get("parallelism_config") or {}).get("parallelism_config_tp_size", 1)},
         fsdp=(content.get("fsdp_config") or {}).get("fsdp_version", 1) if kind == "FSDP" else 0,
         precision=str(content.get("mixed_precision", "no")),
         bf16=not gpus or torch.cuda.is_bf16_supported(including_emulation=False),
     )
-    mode = choose(facts, config.parallel).name
+    mode = choose(facts, parallel)
     devices = processes
-    if mode == "data_parallel":
+    if mode.name == "data_parallel":
         named = str(content.get("gpu_ids", "all"))
         devices = gpus if named == "all" else len(named.split(","))
-    elif mode == "split":
-        devices = len(set(config.parallel.split.devices))
-    if mode != "split" and facts.devices and not facts.cpu and devices > gpus:
+    elif mode.name == "split":
+        devices = len(set(parallel.split.devices))
+    if mode.name != "split" and facts.devices and not facts.cpu and devices > gpus:
         raise UsageError(f"{devices} GPUs are needed and {gpus} are visible")
-    return Setup(name, content, mode, processes, devices)
+    return Setup(name, content, parallel, mode, processes, devices)
+
+
+def _section(name: str, parallel: Parallel) -> Parallel:
+    """The configuration's `parallel` section without what belongs to other modes than this one."""
+    kind, _, number = name.partition(":")
+    pipeline = parallel.pipeline.model_copy(update={"stages": int(number)}) if kind == "pipeline" else Pipeline()
+    tensor = parallel.tensor if kind == "tensor" else {}
+    return parallel.model_copy(update={"mode": "auto", "split": Split(), "pipeline": pipeline, "tensor": tensor})
 
 
 def _content(name: str, gpus: int, precision: str) -> dict[str, Any]:
     """The accelerate config that a short form stands for."""
     kind, _, number = name.partition(":")
     count = int(number) if number.isdecimal() else 1 if kind == "single" and not number else 0
-    types = {"single": "NO", "data_parallel": "NO", "ddp": "MULTI_GPU", "fsdp": "FSDP"}
-    if kind not in types:
+    if kind not in TYPES:
         raise UsageError(f"there is no such mode; there are {FORMS}")
     if count < 1 or (kind == "single") != (count == 1):
         raise UsageError("takes one device, without a number" if kind == "single" else f"write {kind}:N, with N of 2 or more")
@@ -112,11 +142,12 @@ def _content(name: str, gpus: int, precision: str) -> dict[str, Any]:
         raise UsageError("nn.DataParallel computes on several GPUs, and torch sees none")
     return {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": types[kind],
+        "distributed_type": TYPES[kind],
         **({"gpu_ids": ",".join(gpu_ids(count))} if gpus else {"use_cpu": True}),
-        "num_processes": count if kind in ("ddp", "fsdp") else 1,
+        "num_processes": 1 if TYPES[kind] == "NO" else count,
         "mixed_precision": precision,
         **({"fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": True}} if kind == "fsdp" else {}),
+        **({"parallelism_config": {"parallelism_config_tp_size": count}} if kind == "tensor" else {}),
     }
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from train.bench import traces
-from train.bench.setups import Setup
+from train.bench.setups import Files, Setup
 from train.bench.traces import Communication
 from train.errors import RunError
 
@@ -43,12 +43,20 @@ def total_steps(warmup: int, steps: int) -> int:
     return warmup + steps + 2 + TRACED
 
 
-def launch(setup: Setup, accelerate: Path, words: Sequence[str], scratch: Path, *, warmup: int, steps: int) -> Turn:
+def launch(setup: Setup, files: Files, words: Sequence[str], scratch: Path, *, warmup: int, steps: int) -> Turn:
     """Train in a folder that is removed afterwards. RunError with what the run said when it fails."""
     several = setup.devices > 1
-    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "-q", "--config_file", str(accelerate)]
+    launcher = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.accelerate_cli",
+        "launch",
+        "-q",
+        "--config_file",
+        str(files.accelerate),
+    ]
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        settings = [*words, f"run.output_dir={folder}", f"tracking.trace={TRACED if several else 0}"]
+        settings = [str(files.config), *words, f"run.output_dir={folder}", f"tracking.trace={TRACED if several else 0}"]
         busy, own, began = _busy_seconds(), _own_seconds(), time.perf_counter()
         code, output = _run([*launcher, "--main_process_port", "0", str(MAIN), *settings])
         others = (_busy_seconds() - busy - _own_seconds() + own) / (time.perf_counter() - began)
