@@ -1,10 +1,12 @@
 """What a step costs here beside a bare PyTorch loop and an Accelerate loop as its documentation writes it.
 
-    python benchmarks/loop.py [CONFIG.yaml ...] [key=value ...] [--rounds 300] [--steps 2]
+    python benchmarks/loop.py [CONFIG.yaml ...] [key=value ...] [--rounds 60] [--blocks 6] [--steps 1]
 
 The three train the same model on the same pictures with the same optimizer, at one lane, with the same number of workers and
-CPU threads, and log the loss every ten steps. They take turns in one process, in
-shuffled order; the table gives medians over the rounds, and how sure the median ratio is.
+CPU threads, and log the loss every ten steps. They take turns in one process. Who comes after whom matters (a worker of the one
+before still refills its queue), and who was made first (where its tensors lie), by one or two per cent each: so the turns are
+shuffled, and the loops are made anew several times in shuffled order. The table gives the median of all rounds' ratios, and how
+sure that is.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -139,31 +141,45 @@ def ours(job: Job, folder: RunFolder) -> Callable[[int], None]:
 
 @click.command()
 @click.argument("settings", nargs=-1)
-@click.option("--rounds", default=300, show_default=True, help="Turns of each loop, after one to warm up.")
-@click.option("--steps", default=2, show_default=True, help="Steps of a turn.")
-def main(settings: tuple[str, ...], rounds: int, steps: int) -> None:
+@click.option("--rounds", default=60, show_default=True, help="Turns of each loop after one to warm up, in each block.")
+@click.option("--blocks", default=6, show_default=True, help="Times that the loops are made anew.")
+@click.option("--steps", default=1, show_default=True, help="Steps of a turn.")
+def main(settings: tuple[str, ...], rounds: int, blocks: int, steps: int) -> None:
     root = Path(__file__).parent.parent
     files = [Path(setting) for setting in settings if "=" not in setting] or [root / "configs" / "digits.yaml"]
     overrides = [setting for setting in settings if "=" in setting]
+    times = Times({}, {})
     with tempfile.TemporaryDirectory() as scratch:
-        config = load_config(
-            files,
-            [
-                "data.workers=1",
-                *overrides,
-                f"run.output_dir={scratch}",
-                "batch.lanes=1",
-                f"tracking.every={LOG_EVERY}",
-                f"steps={(rounds + 1) * steps + 1}",
-                "evaluate.every=0",
-                "checkpoint.every=0",
-                "data.transforms.train=[]",
-            ],
-        )
-        measure(config, rounds, steps)
+        for block in range(blocks):
+            config = load_config(
+                files,
+                [
+                    "data.workers=1",
+                    *overrides,
+                    f"run.output_dir={scratch}/{block}",
+                    "batch.lanes=1",
+                    f"tracking.every={LOG_EVERY}",
+                    f"steps={(rounds + 1) * steps + 1}",
+                    "epochs=",
+                    "evaluate.every=0",
+                    "checkpoint.every=0",
+                    "data.transforms.train=[]",
+                ],
+            )
+            job = measure(config, rounds, steps, random.Random(block), times)
+    show(job, {"wall clock": times.wall, "CPU time": times.busy})
+    sys.stdout.flush()
+    os._exit(0)  # the trainers' reading threads are left where they are
 
 
-def measure(config: Config, rounds: int, steps: int) -> None:
+class Times(NamedTuple):
+    """Seconds a step, by loop; `busy` is the CPU time of the training thread, without its waits."""
+
+    wall: dict[str, list[float]]
+    busy: dict[str, list[float]]
+
+
+def measure(config: Config, rounds: int, steps: int, order: random.Random, times: Times) -> Job:
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     mode = choose(Launch(), config.parallel)
     job = prepare(config, accelerator, Processes(accelerator), mode, print, saved=None)
@@ -171,25 +187,24 @@ def measure(config: Config, rounds: int, steps: int) -> None:
         Pictures(job), config.batch.size, shuffle=True, drop_last=True, num_workers=job.workers, persistent_workers=True
     )
     with Path(os.devnull).open("w") as sink:
-        loops = {
-            "bare PyTorch loop": bare(job, loader, StepLog(sink)),
-            "Accelerate loop": accelerated(job, loader, StepLog(sink)),
-            "this trainer": ours(job, RunFolder(config.folder)),
+        makers: dict[str, Callable[[], Callable[[int], None]]] = {
+            "bare PyTorch loop": lambda: bare(job, loader, StepLog(sink)),
+            "Accelerate loop": lambda: accelerated(job, loader, StepLog(sink)),
+            "this trainer": lambda: ours(job, RunFolder(config.folder)),
         }
-        seconds: dict[str, list[float]] = {name: [] for name in loops}
-        busy: dict[str, list[float]] = {name: [] for name in loops}  # CPU time of the training thread, without its waits
-        names, order = list(loops), random.Random(0)
+        names = list(makers)
+        loops = {name: makers[name]() for name in order.sample(names, len(names))}
         for turn in range(rounds + 1):
-            order.shuffle(names)  # whoever follows whom matters: the worker of the one before still refills its queue
+            order.shuffle(names)
             for name in names:
                 strict = config.run.model_copy(update={"determinism": "strict" if name == "this trainer" else "fast"})
                 determinism.apply(strict.model_copy(update={"threads": job.threads}), 1)
                 began, worked = time.perf_counter(), time.thread_time()
                 loops[name](steps)
                 if turn:
-                    seconds[name].append((time.perf_counter() - began) / steps)
-                    busy[name].append((time.thread_time() - worked) / steps)
-    show(job, {"wall clock": seconds, "CPU time": busy})
+                    times.wall.setdefault(name, []).append((time.perf_counter() - began) / steps)
+                    times.busy.setdefault(name, []).append((time.thread_time() - worked) / steps)
+    return job
 
 
 def middle(count: int) -> tuple[int, int]:
@@ -204,9 +219,9 @@ def show(job: Job, measured: dict[str, dict[str, list[float]]]) -> None:
     for column in ("loop", "ms a step", "times the bare loop", "95 % interval"):
         table.add_column(column, justify="left" if column == "loop" else "right")
     for what, times in measured.items():
-        bare = next(iter(times.values()))
+        bare = times["bare PyTorch loop"]
         table.add_section()
-        for name, own in times.items():
+        for name, own in sorted(times.items()):
             ratios = sorted(time / reference for time, reference in zip(own, bare, strict=True))
             low, high = middle(len(ratios))
             interval = f"{ratios[low]:.3f} to {ratios[high]:.3f}"
