@@ -37,7 +37,8 @@ def tell(error: Exception, *, debug: bool) -> int:
     silent = False
     if isinstance(error, LockstepError):
         text = str(error)
-        silent = rank != "0" and (error.everywhere or isinstance(error, UsageError))
+        alone = os.environ.get("LOCAL_RANK", "0") == "0"  # of its machine; a mistake in settings may be one machine's
+        silent = rank != "0" and (error.everywhere or (isinstance(error, UsageError) and not alone))
     elif several and isinstance(error, RuntimeError) and _PEER_GONE.search(str(error)):
         time.sleep(_PEER_SECONDS)
         text = "another process has ended, so this one ends too; what that process or the launcher says is the cause"

@@ -48,6 +48,8 @@ def build_optimizer(section: config.Optimizer, model: nn.Module, *, lists: bool 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         optimizer = names()[section.name]
+        if not lists and section.arguments.get("fused"):
+            raise UsageError("optimizer.fused: true is not possible where some layers are cut over processes; leave it out")
         one_by_one = not lists and "foreach" in inspect.signature(optimizer).parameters
         return optimizer(parameters, lr=section.lr, **section.arguments | ({"foreach": False} if one_by_one else {}))
     except ValueError as error:  # such as Muon's: only matrices

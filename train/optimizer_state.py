@@ -48,7 +48,9 @@ def load_optimizer_state(
     numbers = {name: number for number, name in enumerate(name for group in groups for name in group)}
     parameters = dict(model.named_parameters())
     here = {name: values for name, values in packed["state"].items() if not parameters[name].is_meta}
-    state = {name: {key: _unpack(value, tensors) for key, value in values.items()} for name, values in here.items()}
+    state = {
+        name: {key: _unpack(value, tensors, parameters[name]) for key, value in values.items()} for name, values in here.items()
+    }
     param_groups = [
         {
             **now,  # the configuration's, which `resume` has compared with the checkpoint's
@@ -105,16 +107,18 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor], copy: Callable[[Ten
     return value
 
 
-def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _unpack(value: Any, tensors: Mapping[str, Tensor], parameter: Tensor) -> Any:
+    """The value; a tensor of the parameter's shape sharded as that is."""
     match value:
         case {"tensor": str(name)}:
-            return tensors[name]
+            tensor = tensors[name]
+            return as_sharded(tensor, parameter) if tensor.shape == parameter.shape else tensor
         case {"dict": list(items)}:
-            return {key: _unpack(item, tensors) for key, item in items}
+            return {key: _unpack(item, tensors, parameter) for key, item in items}
         case {"tuple": list(items)}:
-            return tuple(_unpack(item, tensors) for item in items)
+            return tuple(_unpack(item, tensors, parameter) for item in items)
         case list(items):
-            return [_unpack(item, tensors) for item in items]
+            return [_unpack(item, tensors, parameter) for item in items]
         case _:
             return value
 
@@ -123,7 +127,7 @@ def _exact(saved: Any, loaded: Any, parameter: Tensor) -> Any:
     """`saved` with its own dtype, on the device of `loaded`, in the parameter's memory layout where shapes agree."""
     if isinstance(saved, Tensor):
         like = parameter if saved.shape == parameter.shape else saved
-        return torch.empty_like(like, dtype=saved.dtype, device=loaded.device, requires_grad=False).copy_(as_sharded(saved, like))
+        return torch.empty_like(like, dtype=saved.dtype, device=loaded.device, requires_grad=False).copy_(saved)
     if isinstance(saved, dict):
         return {key: _exact(item, loaded[key], parameter) for key, item in saved.items()}
     if isinstance(saved, list | tuple):

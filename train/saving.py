@@ -4,43 +4,52 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+
+import torch
 
 from train import checkpoint
 from train.checkpoint import Snapshot
 from train.errors import LockstepError
+from train.parallel import machines
 from train.parallel.processes import Processes
+
+_LAST_SECONDS = 20.0  # for a save that is under way when another machine is gone
 
 
 class Saver:
     """Writes one checkpoint at a time. The main process writes alone, or all of them their parts."""
 
-    def __init__(self, folder: Path, keep: int, processes: Processes) -> None:
+    def __init__(self, folder: Path, keep: int, processes: Processes, device: torch.device) -> None:
         self.folder, self.keep = folder, keep
         self.processes = processes.apart()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
+        # A new thread would take the first GPU for its own.
+        choose = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="save", initializer=choose)
         self._pending: Future[None] | None = None
+        machines.before_end(partial(self.settle, _LAST_SECONDS))
 
     def save(self, snapshot: Snapshot, best: int | None) -> None:
         """Start to write, after the one before; raises what became of that."""
         self.finish()
         self._pending = self._thread.submit(self._write, snapshot, best)
 
-    def check(self) -> None:
-        """Raise what has become of the checkpoint that was being written, if it has ended."""
-        if self._pending is not None and self._pending.done():
-            self.finish()
+    @property
+    def failed(self) -> bool:
+        """Whether the checkpoint that was being written has come to nothing."""
+        return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
-    def finish(self) -> None:
-        """Wait for it."""
+    def finish(self, seconds: float | None = None) -> None:
+        """Wait for it, so long at the most, and raise what has become of it."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
-            pending.result()
+            pending.result(seconds)
 
-    def settle(self) -> None:
+    def settle(self, seconds: float | None = None) -> None:
         """Wait for it on the way out, where something else is to be told."""
-        with contextlib.suppress(LockstepError, RuntimeError):
-            self.finish()
+        with contextlib.suppress(LockstepError, RuntimeError, TimeoutError):
+            self.finish(seconds)
 
     def _write(self, snapshot: Snapshot, best: int | None) -> None:
         if snapshot.in_parts:

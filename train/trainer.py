@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from functools import partial
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from train.checkpoint import Snapshot
 from train.config import Every
 from train.data.loader import Batch, refusal
 from train.data.source import StreamSource
-from train.errors import RunError
+from train.errors import LockstepError, RunError
 from train.evaluation import evaluate
 from train.job import Job
 from train.journal import Journal
@@ -58,15 +59,19 @@ class Trainer:
         if snapshot is not None:
             self.load(snapshot)
         self.saved = self.step if snapshot else -1  # the step of the last checkpoint
-        self.saver = Saver(self.config.folder / "checkpoints", self.config.checkpoint.keep, job.processes)
+        place, device = self.config.folder / "checkpoints", self.accelerator.device
+        self.saver = Saver(place, self.config.checkpoint.keep, job.processes, device)
 
     def fit(self, journal: Journal) -> Status:
         """Train to the end, evaluating and saving on the way; after a signal, save and return early."""
         self.begin(journal)
         try:
             status = self._fit()
-        except BaseException:
+        except BaseException as error:
             self.saver.settle()
+            if isinstance(error, LockstepError) and error.everywhere:
+                with contextlib.suppress(RuntimeError):
+                    self.processes.gather(0)  # nobody goes away while another still saves
             raise
         self.saver.finish()
         self.processes.gather(0)  # nobody goes away, which a launcher may take for a failure, before the checkpoint is there
@@ -97,7 +102,10 @@ class Trainer:
             batches = self._next_batches()
         weights = [self.task.weight(batch) for batch in batches]
         bad = sum(len(batch.bad) for batch in batches)
-        words = self.processes.gather(bool(self.stop), sum(weights), bad, self.job.epoch_length or 0)
+        words = self.processes.gather(bool(self.stop), sum(weights), bad, self.job.epoch_length or 0, self.saver.failed)
+        if words[:, 4].any():
+            self.saver.finish()  # which raises what has happened, where it has
+            raise RunError("another process could not save", everywhere=True)
         weight, skipped = (int(word) for word in words[: self.job.lanes.processes, 1:3].sum(axis=0))
         self.epoch_length = int(words[:, 3].max()) or None  # whoever has consumed an epoch's last sample knows it
         if words[:, 0].any():
@@ -115,7 +123,6 @@ class Trainer:
         self.optimizer.zero_grad()
         if self.average is not None:
             self.average.update_parameters(self.plain)
-        self.saver.check()
         self.step += 1
         self.position += self.config.batch.size
         self.skipped += skipped
@@ -140,12 +147,14 @@ class Trainer:
 
     def _checked(self, batch: Batch, where: str) -> Batch:
         """A batch whose samples could be read, or whose bad ones may be skipped and are listed."""
+        everywhere = not self.job.mode.shares_lanes  # all have the same batches
         if batch.failure:
-            raise RunError(batch.failure)
+            raise RunError(batch.failure, everywhere=everywhere)
         for bad in batch.bad:
             if self.config.data.on_error == "stop":
-                raise refusal(bad)
-            self.journal.skipped(where, bad)
+                raise RunError(str(refusal(bad)), everywhere=everywhere)
+            if self.engine.reports:
+                self.journal.skipped(where, bad)
         return batch
 
     def _set_learning_rate(self) -> float:
@@ -239,6 +248,7 @@ class Trainer:
     def save(self) -> None:
         """Copy this moment, which all processes do, and let it be written while the training goes on."""
         with self.journal.pausing():
+            self.saver.finish()  # before the next copy is made
             self.saver.save(self.snapshot(), self.best["step"])
         self.saved = self.step
 
@@ -257,7 +267,7 @@ class Trainer:
             "lanes": self.job.lanes.count,
             "evaluated": self.evaluated,
             "metrics": self.metrics,
-            "best": self.best,
+            "best": dict(self.best),
             "skipped": self.skipped,
             "seconds": self.journal.seconds,
             "ema_updates": None if self.average is None else int(self.average.n_averaged),
@@ -276,7 +286,7 @@ class Trainer:
         state = snapshot.state
         load_model(self.plain, snapshot.tensors["model"])
         if state["config"]["optimizer"]["name"] == self.config.optimizer.name:  # another one, if allowed, starts anew
-            load_optimizer_state(self.plain, self.optimizer.optimizer, snapshot.tensors["optimizer"], state["optimizer"])
+            load_optimizer_state(self.plain, self.optimizer.optimizer, snapshot.tensors.get("optimizer", {}), state["optimizer"])
         if self.average is not None:
             load_model(self.average.module, snapshot.tensors.get("ema", snapshot.tensors["model"]))
             self.average.n_averaged.fill_(state["ema_updates"] or 0)

@@ -124,14 +124,21 @@ def compiled(kind: Kind) -> Kind:
     return replace(kind, environment={**kind.environment, "ACCELERATE_DYNAMO_BACKEND": "EAGER"})
 
 
-def run_in_parts(folder: Path, parts: list[tuple[Kind, int]]) -> tuple[str, str]:
+def test_an_optimizer_without_any_state_goes_on_in_other_modes_too(tmp_path: Path) -> None:
+    chains = [[(SINGLE, 2)], [(FSDP_2, 1), (PIPELINE_2, 2)]]
+    plain = ("optimizer={name: SGD, lr: 0.01}", "ema.decay=")
+    results = [run_in_parts(tmp_path / str(number), chain, *plain) for number, chain in enumerate(chains)]
+    assert len(set(results)) == 1, results
+
+
+def run_in_parts(folder: Path, parts: list[tuple[Kind, int]], *more: str) -> tuple[str, str]:
     """The weights and the metrics of a run whose parts, each to its step, are of such kinds."""
     for kind, steps in parts:
         train = Runner(folder, kind.environment)
         if not (folder / "set").exists():
             made.shards(folder / "set", [13, 11])
             made.shards(folder / "set", [9], "validation")
-        settings = (*MODEL, f"steps={steps}", "checkpoint.every=1", "evaluate.every=2", *kind.settings)
+        settings = (*MODEL, f"steps={steps}", "checkpoint.every=1", "evaluate.every=2", *kind.settings, *more)
         finished = train.run(made.config(folder), *settings, processes=kind.processes)
         assert finished.code == 0, finished.output
         assert f"mode: {kind.mode}, " in finished.output

@@ -55,7 +55,7 @@ def test_values_that_go_around_a_stage_and_weights_without_gradient_train_as_in_
         (("parallel.pipeline={stages: 2, split_at: [midle]}",), 2, ["no module midle; did you mean middle?"]),
         (("parallel.pipeline={stages: 2, split_at: [unused]}",), 2, ["cut the model into 1 stages, not 2"]),
         (("data.on_error=skip", CUT), 2, ["data.on_error: skip is not possible in a pipeline"]),
-        ((of("Tied"), "parallel.pipeline={stages: 2, split_at: [other]}"), 2, ["would be in several stages; cut elsewhere"]),
+        ((of("Tied"), "parallel.pipeline={stages: 2, split_at: [other]}"), 2, ["one.weight and other.weight are one weight"]),
         ((of("Branching"), "parallel.pipeline={stages: 2, split_at: [last]}"), 2, ["this model cannot be cut"]),
     ],
 )

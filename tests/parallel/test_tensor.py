@@ -58,6 +58,11 @@ def test_the_losses_are_those_of_one_process_and_a_checkpoint_goes_either_way(tm
         (("parallel.tensor={fc: rows}",), ["parallel.tensor: the model has no module fc (its parts: 0, 1, 2"]),
         (("parallel.tensor={'1': columns}",), ["the layers do not fit each other", "cut that by rows"]),
         (("parallel.tensor={'1': colums}",), ["columns", "rows", "colums"]),
+        (
+            ("parallel.tensor={'1': columns, '3': rows, '5': columns}", "data.classes=4"),
+            ["the model's output is one process's part"],
+        ),
+        ((CUT, "optimizer.fused=true"), ["optimizer.fused: true is not possible"]),
         ((CUT, "parallel.pipeline={stages: 2, split_at: ['3']}"), ["cannot be joined with FSDP or tensor parallelism"]),
     ],
 )

@@ -17,6 +17,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from train import failure
@@ -31,6 +32,7 @@ _SIOCGIFADDR = 0x8915
 
 _held: list[Any] = []  # torch's store, which may live in this process
 _lines: list[socket.socket] = []
+_last_things: list[Callable[[], None]] = []
 
 
 def join() -> None:
@@ -116,8 +118,15 @@ def _watch(lines: dict[socket.socket, str]) -> None:
             selector.unregister(line)
 
 
+def before_end(finish: Callable[[], None]) -> None:
+    """What this process must still do when the others are gone; it must not take long."""
+    _last_things.append(finish)
+
+
 def _end(who: str, reason: str) -> None:
     time.sleep(_GRACE_SECONDS)
+    for finish in _last_things:
+        finish()
     text = (
         f"the connection to {who} is lost ({reason}), so this process ends too. What is said there is the cause; where nothing "
         "is, that machine or its network is down. The same command on all machines goes on from the last checkpoint."

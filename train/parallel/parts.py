@@ -17,6 +17,14 @@ def refuse_unknown(model: nn.Module, names: Sequence[str], key: str) -> None:
         raise UsageError("\n".join(unknown_module(name, modules, key) for name in unknown))
 
 
+def tied(model: nn.Module) -> list[str]:
+    """The weights that lie in several places, by their names."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [" and ".join(same) for same in names.values() if len(same) > 1]
+
+
 def unknown_module(name: str, modules: dict[str, nn.Module], key: str) -> str:
     near = get_close_matches(name, modules, n=1)
     top = ", ".join(known for known in modules if known and "." not in known)

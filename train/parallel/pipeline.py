@@ -22,7 +22,7 @@ from train.errors import UsageError
 from train.parallel.engine import Engine, LanePass
 from train.parallel.lanes import Lanes, TreeSum
 from train.parallel.norm import rows
-from train.parallel.parts import refuse_unknown
+from train.parallel.parts import refuse_unknown, tied
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -50,6 +50,8 @@ class PipelineEngine(Engine):
         from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
         refuse_unknown(model, options.pipeline.split_at, "parallel.pipeline.split_at")
+        if shared := tied(model):
+            raise UsageError(f"parallel.pipeline: {', '.join(shared)} are one weight, which a pipeline does not support")
         rank: int = accelerator.process_index
         self.first, self.last = rank == 0, rank == options.pipeline.stages - 1
         self.skeleton = copy.deepcopy(model).to("meta")  # what is cut: a graph has one mode and one size of batch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from train.errors import UsageError
 from train.parallel.engine import Engine
-from train.parallel.parts import unknown_module
-
-if TYPE_CHECKING:
-    from train.data.loader import Batch
+from train.parallel.parts import tied, unknown_module
 
 _STYLES: dict[str, Callable[[], ParallelStyle]] = {"columns": ColwiseParallel, "rows": RowwiseParallel}
 _DIMENSION = {"columns": 0, "rows": 1}  # of a weight (out, in) that each process has a part of
@@ -38,12 +34,24 @@ class TensorEngine(Engine):
         super().place(model)
         processes = self.accelerator.num_processes
         plan = _plan(model, self.options.tensor, processes)
+        shape = self._outputs(model).shape
         mesh = init_device_mesh(self.accelerator.device.type, (processes,))
         parallelize_module(model, mesh, {name: _STYLES[cut]() for name, cut in plan.items()})
+        try:
+            problem = "" if self._outputs(model).shape == shape else "the model's output is one process's part"
+        except RuntimeError as error:
+            problem = str(error)
+        if problem:
+            raise UsageError(
+                f"parallel.tensor: the layers do not fit each other: {problem}. A layer cut by columns gives parts, which the "
+                "next one with weights must take: cut that by rows."
+            )
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        self._try(model, self.blank)
-        return super().wrap(model)
+    def _outputs(self, model: nn.Module) -> Tensor:
+        model.eval()
+        with torch.no_grad():
+            outputs: Tensor = model(self.task.inputs(self.blank.to(self.accelerator.device)))
+        return outputs
 
     def gradients(self) -> list[Tensor]:
         return [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in super().gradients()]
@@ -54,24 +62,12 @@ class TensorEngine(Engine):
         norm: Tensor = torch.linalg.vector_norm(torch.stack(whole))
         return norm
 
-    def _try(self, model: nn.Module, blank: Batch) -> None:
-        """Layers that do not fit each other show at the first pass."""
-        model.eval()
-        try:
-            with torch.no_grad():
-                model(self.task.inputs(blank.to(self.accelerator.device)))
-        except RuntimeError as error:
-            raise UsageError(
-                f"parallel.tensor: the layers do not fit each other: {error}. A layer cut by columns gives parts, which the "
-                "next one with weights must take: cut that by rows."
-            ) from error
-
 
 def _plan(model: nn.Module, wanted: Mapping[str, str], processes: int) -> dict[str, str]:
     """How each layer is cut. UsageError for all that cannot be."""
     modules = dict(model.named_modules())
     plan: dict[str, str] = {}
-    problems = []
+    problems = [f"parallel.tensor: {names} are one weight, which cannot be cut" for names in tied(model)]
     for pattern, cut in wanted.items():
         found = [name for name in modules if fnmatch(name, pattern)]
         if not found:

@@ -66,7 +66,8 @@ class ImageClassification:
         model.eval()
         try:
             with torch.no_grad():
-                scores = model(self.inputs(Batch({"image": image.to(self.mean.device)}, batch.keys)))
+                inputs = self.inputs(Batch({"image": image.to(self.mean.device)}, batch.keys))
+                scores = model(inputs.cpu())  # where the model is still
         except RuntimeError as error:
             raise UsageError(
                 f"model.name: {name} cannot take samples of size {tuple(image.shape[1:])} (channels, height, width): {error}. "
