@@ -51,7 +51,7 @@ def test_every_sample_counts_alike_also_where_the_parts_are_uneven_or_fewer_than
 def test_a_run_keeps_the_plain_names_and_another_mode_goes_on_with_it(tmp_path: Path) -> None:
     """Without a GPU the library's DataParallel computes on the one device there is."""
     weights = []
-    for name, modes in {"single": ["auto", "auto"], "both": ["data_parallel", "auto"], "back": ["auto", "data_parallel"]}.items():
+    for name, modes in {"single": ["auto", "auto"], "both": ["data_parallel", "auto"]}.items():
         train = Runner(tmp_path / name)
         made.shards(train.folder / "set", [13, 11])
         for mode, steps in zip(modes, (2, 4), strict=True):

@@ -24,7 +24,11 @@ CUTS = {
     "tensor": "parallel.tensor={'1': columns, '3': rows}",
 }
 ENVIRONMENTS = {"fsdp": FSDP, "tensor": TENSOR}
-several = pytest.mark.parametrize("mode", list(CUTS))
+
+
+def several(*quick: str) -> pytest.MarkDecorator:
+    """All modes, of which some are tried by default and the others with --slow."""
+    return pytest.mark.parametrize("mode", [pytest.param(mode, marks=[] if mode in quick else pytest.mark.slow) for mode in CUTS])
 
 
 def runner(folder: Path, mode: str, sizes: tuple[int, ...]) -> tuple[Runner, tuple[str, ...]]:
@@ -35,7 +39,7 @@ def runner(folder: Path, mode: str, sizes: tuple[int, ...]) -> tuple[Runner, tup
     return Runner(folder, ENVIRONMENTS.get(mode, {})), (made.config(folder), MLP, *([cut] if cut else []))
 
 
-@several
+@several("pipeline")
 def test_shards_of_uneven_length_end_with_every_sample_seen_by_all(mode: str, tmp_path: Path) -> None:
     """Trial B07: shards of 10, 3 and 7 rows, which two processes cannot share evenly."""
     metrics = {}
@@ -48,7 +52,7 @@ def test_shards_of_uneven_length_end_with_every_sample_seen_by_all(mode: str, tm
     assert metrics[mode] == pytest.approx(metrics["single"], rel=1e-2 if mode == "tensor" else 0)
 
 
-@several
+@several("tensor")
 def test_a_bad_sample_ends_all_and_is_named(mode: str, tmp_path: Path) -> None:
     """Trial B53. Unshuffled, sample 13 is in the second half of the second batch, which with DDP only the second process has."""
     train, given = runner(tmp_path, mode, (8,))
@@ -62,7 +66,7 @@ def test_a_bad_sample_ends_all_and_is_named(mode: str, tmp_path: Path) -> None:
     assert "Traceback" not in finished.output
 
 
-@several
+@several("fsdp", "pipeline")
 def test_a_process_that_dies_takes_the_other_with_it(mode: str, tmp_path: Path) -> None:
     train, given = runner(tmp_path, mode, (10, 3, 7))
     running = train.start(*given, "steps=100000", processes=2)
