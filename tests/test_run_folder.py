@@ -175,7 +175,7 @@ def test_a_folder_in_use_by_a_live_run_is_refused_and_free_again_after_its_kill(
         second = train.run(config(train), LINEAR, "steps=500", "checkpoint.every=2", processes=processes)
         assert second.code == 1
         assert second.output.count("error: ") == 1 and "is in use by another run that is alive" in second.output
-    assert first.processes[0].is_alive()
+    assert first.processes[0].is_alive(), first.output
     first.kill(signal.SIGKILL)
     first.processes[0].join()
     train.environment.clear()

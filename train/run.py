@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from train import config as configuration
 from train import determinism
 from train.config import Config
-from train.errors import UsageError
+from train.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -95,6 +95,10 @@ def run(config: Config, *, dry_run: bool) -> str:
         stop.training = True
     except Interrupted:
         return "stopped"
+    except RunError:
+        if not stop:
+            raise
+        return "stopped"  # the signal has cut off what was being read
     agreement.same_data(job.identity(), processes)
     if ENGINES[mode.name].together:
         agreement.same_folder(config.folder, processes)
