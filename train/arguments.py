@@ -11,7 +11,7 @@ from typing import Any
 from train.config import Problem, unknown_argument
 
 
-def imported(name: str) -> Any:
+def imported(name: str) -> Callable[..., Any]:
     """What `package.module:NAME` names. LookupError says why it cannot be had."""
     module, _, attribute = name.partition(":")
     try:
@@ -20,7 +20,8 @@ def imported(name: str) -> Any:
         raise LookupError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise LookupError(f"{name} is {found!r}, which cannot be called")
-    return found
+    made: Callable[..., Any] = found
+    return made
 
 
 def check_name(name: str, known: Iterable[str], kind: str) -> list[Problem]:

@@ -10,23 +10,21 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 
+from train import snapshots
 from train.batches import training_batches, validation_batches
 from train.checkpoint import Snapshot
 from train.config import Every
 from train.data.loader import Batch, refusal
-from train.data.source import StreamSource
 from train.errors import LockstepError, RunError
 from train.evaluation import evaluate
 from train.job import Job
 from train.journal import Journal
 from train.optim import build_optimizer, learning_rate
-from train.optimizer_state import load_optimizer_state, optimizer_state
 from train.parallel import build_engine
 from train.parallel.engine import LanePass
 from train.saving import Saver
 from train.seeds import seed_lane
 from train.stopping import Interrupted, StopRequest
-from train.weights import cpu_copies, cpu_copy, load_model, part_copies, part_copy
 
 Status = Literal["finished", "stopped"]
 
@@ -57,7 +55,7 @@ class Trainer:
         self.best: dict[str, Any] = {"value": None, "step": None, "since": 0}
         self.wandb_id: str | None = None
         if snapshot is not None:
-            self.load(snapshot)
+            snapshots.put_back(self, snapshot)
         self.saved = self.step if snapshot else -1  # the step of the last checkpoint
         place, device = self.config.folder / "checkpoints", self.accelerator.device
         self.saver = Saver(place, self.config.checkpoint.keep, job.processes, device)
@@ -249,61 +247,9 @@ class Trainer:
         """Copy this moment, which all processes do, and let it be written while the training goes on."""
         with self.journal.pausing():
             self.saver.finish()  # before the next copy is made
-            self.saver.save(self.snapshot(), self.best["step"])
+            self.saver.save(snapshots.take(self), self.best["step"])
         self.saved = self.step
-
-    def snapshot(self) -> Snapshot:
-        """All that the rest of the run depends on."""
-        in_parts = self.engine.together
-        copies, copied = (part_copies, part_copy) if in_parts else (cpu_copies, cpu_copy)
-        tensors, packed = optimizer_state(self.plain, self.optimizer.optimizer, copied)
-        if in_parts:
-            states = self.processes.gather_objects(packed["state"])
-            packed["state"] = {name: values for state in states for name, values in state.items()}
-        averaged = {} if self.average is None else {"ema": copies(self.average.module.state_dict())}
-        scaler = self.accelerator.scaler
-        state = {
-            "position": self.position,
-            "lanes": self.job.lanes.count,
-            "evaluated": self.evaluated,
-            "metrics": self.metrics,
-            "best": dict(self.best),
-            "skipped": self.skipped,
-            "seconds": self.journal.seconds,
-            "ema_updates": None if self.average is None else int(self.average.n_averaged),
-            "optimizer": packed,
-            "scaler": None if scaler is None else scaler.state_dict(),
-            "wandb_id": self.wandb_id,
-            "sizes": self._shard_sizes(),
-            "identity": self.job.identity(),
-            "config": self.config.model_dump(mode="json"),
-        }
-        parts = {"model": copies(self.plain.state_dict()), "optimizer": tensors, **averaged}
-        return Snapshot(self.step, parts, state, in_parts)
-
-    def load(self, snapshot: Snapshot) -> None:
-        """Put everything back where `snapshot` found it."""
-        state = snapshot.state
-        load_model(self.plain, snapshot.tensors["model"])
-        if state["config"]["optimizer"]["name"] == self.config.optimizer.name:  # another one, if allowed, starts anew
-            load_optimizer_state(self.plain, self.optimizer.optimizer, snapshot.tensors.get("optimizer", {}), state["optimizer"])
-        if self.average is not None:
-            load_model(self.average.module, snapshot.tensors.get("ema", snapshot.tensors["model"]))
-            self.average.n_averaged.fill_(state["ema_updates"] or 0)
-        if self.accelerator.scaler is not None and state["scaler"]:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.step, self.position = snapshot.step, state["position"]
-        for name in ("evaluated", "metrics", "best", "skipped", "seconds", "wandb_id"):
-            setattr(self, name, state[name])
 
     def final_weights(self) -> dict[str, Tensor]:
         """The weights that the run is for: the averaged ones where there are any."""
         return self.engine.whole((self.plain if self.average is None else self.average.module).state_dict())
-
-    def _shard_sizes(self) -> list[int | None]:
-        """The row counts of a stream's shards as far as any process has learned them."""
-        source = self.job.sources.train
-        if not isinstance(source, StreamSource):
-            return []
-        everyone = self.processes.gather_objects(source.sizes)
-        return [next((size for size in sizes if size is not None), None) for sizes in zip(*everyone, strict=True)]

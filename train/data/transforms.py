@@ -92,7 +92,7 @@ def build(named: Sequence[NamedTransform]) -> v2.Transform | None:
 def _find(name: str) -> Callable[..., Callable[[Tensor], Tensor]]:
     """What makes the transform; LookupError says why there is none."""
     if ":" in name:
-        return imported(name)  # type: ignore[no-any-return]
+        return imported(name)
     known = names()
     if problems := check_name(name, known, "transform in torchvision.transforms.v2"):
         raise LookupError(problems[0].message)

@@ -59,17 +59,18 @@ def build(section: config.Model, *, classes: int, channels: int) -> nn.Module:
 def _find(name: str) -> Callable[..., nn.Module]:
     """What makes the model; LookupError says why there is none."""
     if ":" in name:
-        return imported(name)  # type: ignore[no-any-return]
+        return imported(name)
     if name.startswith("torchvision/"):
         from torchvision import models
 
         known = [f"torchvision/{found}" for found in models.list_models(module=models)]
         if problems := check_name(name, known, "model"):
             raise LookupError(problems[0].message)
-        return models.get_model_builder(name.removeprefix("torchvision/"))  # type: ignore[no-any-return]
+        builder: Callable[..., nn.Module] = models.get_model_builder(name.removeprefix("torchvision/"))
+        return builder
     if problems := check_name(name, own_names(), "model"):
         known_text = ", ".join(own_names())
         raise LookupError(
             f"{problems[0].message.split(' (known')[0]} (known: {known_text}; also torchvision/NAME and package.module:NAME)"
         )
-    return imported(f"{__name__}.{name}:model")  # type: ignore[no-any-return]
+    return imported(f"{__name__}.{name}:model")

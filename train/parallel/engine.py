@@ -53,6 +53,7 @@ class Engine:
         self.options, self.blank = options, blank
         self.task, self.lanes, self.accelerator, self.strict = task, lanes, accelerator, strict
         self.plain = model  # its names are those of the checkpoints
+        self.prepare(model)
         self.place(model)
         self.model = self.wrap(model)
         here = [parameter for parameter in model.parameters() if not parameter.is_meta]
@@ -65,13 +66,17 @@ class Engine:
         """Whether this process's numbers of a lane count; where several compute the same lanes, those of one do."""
         return True
 
+    def prepare(self, model: nn.Module) -> None:
+        """What must be known of the model while it is still whole."""
+
     def place(self, model: nn.Module) -> None:
         """Put this model, or one with averaged weights, where it is computed."""
         model.to(self.accelerator.device)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """What is called in its place: with Accelerate's precision and compiler."""
-        return self.accelerator.prepare_model(model, evaluation_mode=True)  # type: ignore[no-any-return]  # that is, without DDP
+        prepared: nn.Module = self.accelerator.prepare_model(model, evaluation_mode=True)  # that is, without DDP
+        return prepared
 
     def forward_backward(self, passes: Sequence[LanePass], weight: int, seed: Callable[[int], None]) -> list[Tensor]:
         """The sum of each lane's losses. `weight` is that of the whole step; `seed` seeds the generators for a lane."""

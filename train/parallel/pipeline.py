@@ -17,18 +17,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from train.config import Parallel
-from train.data.loader import Batch
 from train.errors import UsageError
 from train.parallel.engine import Engine, LanePass
-from train.parallel.lanes import Lanes, TreeSum
+from train.parallel.lanes import TreeSum
 from train.parallel.norm import rows
 from train.parallel.parts import refuse_unknown, tied
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
     from torch.distributed.pipelining import Pipe, ScheduleGPipe
-
-    from train.tasks.image_classification import ImageClassification
 
 
 class PipelineEngine(Engine):
@@ -36,39 +32,25 @@ class PipelineEngine(Engine):
 
     together = True
 
-    def __init__(
-        self,
-        model: nn.Module,
-        task: ImageClassification,
-        lanes: Lanes,
-        accelerator: Accelerator,
-        options: Parallel,
-        blank: Batch,
-        *,
-        strict: bool,
-    ) -> None:
+    def prepare(self, model: nn.Module) -> None:
         from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
-        refuse_unknown(model, options.pipeline.split_at, "parallel.pipeline.split_at")
+        refuse_unknown(model, self.options.pipeline.split_at, "parallel.pipeline.split_at")
         if shared := tied(model):
             raise UsageError(f"parallel.pipeline: {', '.join(shared)} are one weight, which a pipeline does not support")
-        rank: int = accelerator.process_index
-        self.first, self.last = rank == 0, rank == options.pipeline.stages - 1
+        rank: int = self.accelerator.process_index
+        self.first, self.last = rank == 0, rank == self.options.pipeline.stages - 1
         self.skeleton = copy.deepcopy(model).to("meta")  # what is cut: a graph has one mode and one size of batch
-        inputs = task.inputs(blank.to(accelerator.device))
-        pipe = _cut(copy.deepcopy(self.skeleton).train(), inputs, options)
+        inputs = self.task.inputs(self.blank.to(self.accelerator.device))
+        pipe = _cut(copy.deepcopy(self.skeleton).train(), inputs, self.options)
         self.names = _names(pipe, model)[rank]
-        self.stage = pipe.build_stage(rank, accelerator.device)
-        schedule = Schedule1F1B if options.pipeline.schedule == "1f1b" else ScheduleGPipe
-        self.schedule = schedule(self.stage, lanes.count, loss_fn=self._loss, scale_grads=False)
+        self.stage = pipe.build_stage(rank, self.accelerator.device)
+        schedule = Schedule1F1B if self.options.pipeline.schedule == "1f1b" else ScheduleGPipe
+        self.schedule = schedule(self.stage, self.lanes.count, loss_fn=self._loss, scale_grads=False)
         self.evaluations: dict[torch.Size, tuple[nn.Module, ScheduleGPipe]] = {}
         words = dist.new_group(backend="gloo")  # apart from what the schedule sends
         assert isinstance(words, dist.ProcessGroup)
         self.words = words
-        super().__init__(model, task, lanes, accelerator, options, blank, strict=strict)
-        if strict:
-            for parameter in self.parameters:
-                parameter.register_post_accumulate_grad_hook(self._take)
         self._sums: dict[Tensor, TreeSum] = {}
         self._generators: list[tuple[dist.Work, Tensor]] = []
 
@@ -91,6 +73,10 @@ class PipelineEngine(Engine):
         _lend(model, self.stage.submod)
         self.stage.submod.register_forward_pre_hook(self._before_lane)
         self.stage.submod.register_forward_hook(self._after_lane)
+        if self.strict:
+            for parameter in self.stage.submod.parameters():
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(self._take)
         return model
 
     def forward_backward(self, passes: Sequence[LanePass], weight: int, seed: Callable[[int], None]) -> list[Tensor]:
@@ -127,22 +113,24 @@ class PipelineEngine(Engine):
 
     @contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[Callable[[Tensor], Any]]:
+        for stage, _ in self.evaluations.values():
+            _lend(model, stage)
         yield partial(self._outputs, model)
 
     def _outputs(self, model: nn.Module, inputs: Tensor) -> Any:
         """The model's output, on the last stage."""
         if inputs.shape not in self.evaluations:
-            self.evaluations[inputs.shape] = self._evaluation(inputs)
-        stage, schedule = self.evaluations[inputs.shape]
-        _lend(model, stage)
+            self.evaluations[inputs.shape] = self._evaluation(model, inputs)
+        _, schedule = self.evaluations[inputs.shape]
         return schedule.eval(arg_mbs=[(inputs,)] if self.first else None)
 
-    def _evaluation(self, inputs: Tensor) -> tuple[nn.Module, ScheduleGPipe]:
+    def _evaluation(self, model: nn.Module, inputs: Tensor) -> tuple[nn.Module, ScheduleGPipe]:
         from torch.distributed.pipelining import ScheduleGPipe
 
         pipe = _cut(copy.deepcopy(self.skeleton).eval(), inputs, self.options)
         stage = pipe.build_stage(self.accelerator.process_index, self.accelerator.device)
         self.accelerator.prepare_model(stage.submod, device_placement=False, evaluation_mode=True)
+        _lend(model, stage.submod)
         return stage.submod, ScheduleGPipe(stage, 1)
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

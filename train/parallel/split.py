@@ -29,7 +29,8 @@ class SplitEngine(Engine):
                 module.register_forward_pre_hook(partial(_bring, device), with_kwargs=True)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        return self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)  # type: ignore[no-any-return]
+        prepared: nn.Module = self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
+        return prepared
 
 
 def _bring(device: torch.device, module: nn.Module, args: Any, kwargs: Any) -> Any:
