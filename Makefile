@@ -4,7 +4,7 @@
 #   make train                                      train the digits that come with the project
 #   make train ARGS="configs/mnist.yaml epochs=1"   what `accelerate launch train/main.py` takes
 #   make test                                       the default suite; ARGS=--slow for all of it
-#   make check                                      style and types
+#   make check                                      style, types, and the files of container, shell and workflows
 #   make lock                                       pin what pyproject.toml asks for; ARGS=--upgrade for the newest (needs uv)
 #   PYTHON=/path/to/python3.12                      the Python to make .venv with: 3.11 or 3.12
 
@@ -24,6 +24,9 @@ check: $(READY)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/hadolint Dockerfile
+	.venv/bin/shellcheck .ci/engine .ci/run deploy/container/train deploy/slurm.sbatch
+	.venv/bin/zizmor --offline --quiet .github
 
 lock:
 	uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes --no-header --no-annotate \

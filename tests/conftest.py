@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"
@@ -26,13 +27,17 @@ _server.set_forkserver_preload(["tests.preload"])
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--container", action="store_true", help="also run the tests marked container, which build the image")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--slow"):
-        for item in items:
-            if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))
+    reasons = {kind: f"{kind}; run with --{kind}" for kind in ("slow", "container") if not config.getoption(f"--{kind}")}
+    if not torch.cuda.is_available():
+        reasons["gpu"] = "there is no GPU"
+    for item in items:
+        for kind, reason in reasons.items():
+            if item.get_closest_marker(kind):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session", autouse=True)

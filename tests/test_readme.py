@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from click.testing import CliRunner
 from PIL import Image
 
@@ -64,6 +65,13 @@ def pictures_for(settings: list[str], folder: Path) -> Path:
 def test_each_command_runs(command: str, train: Runner, tmp_path: Path) -> None:
     """A command that is none of these kinds fails here: say how it is to be tested."""
     words = shlex.split(command)
+    if "docker" in words:  # tests/container runs each of these services
+        words = words[words.index("docker") :]
+        services = yaml.safe_load((ROOT / "docker-compose.gpu.yml").read_text())["services"]
+        assert words[:2] == ["docker", "compose"]
+        assert [word for word in words[2:] if word in services]
+        assert not [word for word in shlex.split(command) if "configs/" in word and not (ROOT / word.split("=")[-1]).exists()]
+        return
     if words[0] == "make":
         words = shlex.split(recipe(words)[-1])
     words[0] = words[0].removeprefix(".venv/bin/")

@@ -10,6 +10,7 @@ import click
 # `--help` is quick; what does the work is imported when the verb is called.
 VERBS = {
     "bench": "train.bench.command:bench",
+    "doctor": "train.doctor.command:doctor",
 }
 
 

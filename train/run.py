@@ -16,6 +16,8 @@ from train.errors import RunError, UsageError
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+    from train.parallel.launch import Launch
+
 DEFAULT = Path(__file__).parent.parent / "configs" / "digits.yaml"
 
 
@@ -48,13 +50,12 @@ def load_config(files: Sequence[Path], overrides: Sequence[str]) -> Config:
 def run(config: Config, *, dry_run: bool) -> str:
     """Train, or with `dry_run` only say what would be trained. Returns "finished" or "stopped"."""
     determinism.prepare_environment(config.run)
-    import torch
     from accelerate import Accelerator
 
     from train import agreement, resume, tracking
     from train.job import lanes_of, prepare
     from train.journal import Journal
-    from train.parallel import ENGINES, launch
+    from train.parallel import ENGINES
     from train.parallel.mode import choose
     from train.parallel.processes import Processes
     from train.run_folder import RunFolder
@@ -64,9 +65,7 @@ def run(config: Config, *, dry_run: bool) -> str:
     stop_with_the_launcher()
     main = os.environ.get("RANK", "0") == "0"
     trackers = tracking.resolve(config.tracking, config.folder) if main else tracking.Trackers()
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    facts = launch.read(os.environ, devices=devices, bf16=not devices or torch.cuda.is_bf16_supported(including_emulation=False))
-    mode = choose(facts, config.parallel)
+    mode = choose(_facts(), config.parallel)
     if mode.name == "tensor":
         os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)  # Accelerate's own way is for models of transformers alone
     accelerator = Accelerator(
@@ -119,6 +118,19 @@ def run(config: Config, *, dry_run: bool) -> str:
     if processes.main:
         print(config.folder)
     return status
+
+
+def _facts() -> Launch:
+    """What this process was started with and on."""
+    import torch
+
+    from train import driver
+    from train.parallel import launch
+
+    old_driver = driver.problem(driver.find(), torch.version.cuda)
+    devices = torch.cuda.device_count() if not old_driver and torch.cuda.is_available() else 0
+    bf16 = not devices or torch.cuda.is_bf16_supported(including_emulation=False)
+    return launch.read(os.environ, devices=devices, bf16=bf16, old_driver=old_driver)
 
 
 def _refuse_other_settings(accelerator: Accelerator) -> None:

@@ -42,6 +42,12 @@ CASES = [
     (Launch(processes=2, devices=2, sizes={"tp": 2}), {"tensor": {"fc": "rows"}}, "tensor cuda"),
     (Launch(devices=1, precision="fp16"), {}, "single cuda"),
     (Launch(precision="bf16"), {}, "single cpu"),
+    (Launch(devices=1, given="all"), {}, "single cuda"),
+    (Launch(given="void"), {}, "single cpu"),
+    (Launch(given="all", cpu=True), {}, "single cpu"),
+    (Launch(given="all"), {"device": "cpu"}, "single cpu"),
+    (Launch(old_driver="the driver is old", cpu=True), {}, "single cpu"),
+    (Launch(old_driver="the driver is old"), {"device": "cpu"}, "single cpu"),
 ]
 
 
@@ -91,6 +97,12 @@ REFUSALS = [
         ["a GPU is wanted", "nvidia-smi", "parallel.device=cpu"],
     ),
     (Launch(settings=said(gpu_ids="0")), {}, ["a GPU is wanted (gpu_ids: 0", "torch sees none"]),
+    (
+        Launch(given="all"),
+        {},
+        ["a GPU is wanted (NVIDIA_VISIBLE_DEVICES=all, so that this is a container", "docker run --gpus all"],
+    ),
+    (Launch(old_driver="the driver is old: install 580"), {}, ["the driver is old: install 580"]),
     (Launch(cuda=""), {"device": "cuda"}, ["parallel.device=cuda", "CUDA_VISIBLE_DEVICES=''"]),
     (Launch(precision="fp16"), {}, ["fp16 is not possible on a CPU; no and bf16 are"]),
     (Launch(precision="fp8"), {}, ["fp8 is not possible on a CPU"]),

@@ -25,7 +25,7 @@ _LINKS = {
 
 def conditions(gpus: Sequence[str]) -> dict[str, str]:
     """Facts for people, by what they are about. `gpus` are the ids of those that are used; none means the CPU."""
-    cores = f"{_cpu()}, {len(os.sched_getaffinity(0))} cores usable"
+    cores = f"{cpu()}, {len(os.sched_getaffinity(0))} cores usable"
     names = sorted({torch.cuda.get_device_name(number) for number in range(len(gpus))})
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "torchvision", "accelerate"))
     return {
@@ -56,7 +56,7 @@ def links(matrix: str, gpus: Sequence[str]) -> str:
     return " and ".join(f"{kind} ({_LINKS.get(kind.rstrip('0123456789'), '?')})" for kind in kinds)
 
 
-def _cpu() -> str:
+def cpu() -> str:
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

@@ -22,6 +22,8 @@ class Launch:
     settings: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # of the launcher: value, and the file or flag
     devices: int = 0  # CUDA devices that are visible
     cuda: str | None = None  # the environment's CUDA_VISIBLE_DEVICES
+    given: str | None = None  # the GPUs that a container was made with, as its NVIDIA_VISIBLE_DEVICES says
+    old_driver: str | None = None  # what is wrong with a driver for which torch sees no GPU
     cpu: bool = False  # the CPU was asked for
     fsdp: int = 0  # the version of FSDP that was asked for, 0 for none
     sizes: Mapping[str, int] = field(default_factory=dict)  # accelerate's parallelism_config: tp, cp, sp, dp_shard, dp_replicate
@@ -35,7 +37,7 @@ class Launch:
         return f"{key}: {value} ({source})"
 
 
-def read(environment: Mapping[str, str], *, devices: int, bf16: bool) -> Launch:
+def read(environment: Mapping[str, str], *, devices: int, bf16: bool, old_driver: str | None) -> Launch:
     """The facts from this process's environment and from the command line of the `accelerate launch` that started it."""
     words = launcher_arguments()
     settings = launcher_settings(words) if words is not None else {}
@@ -47,6 +49,8 @@ def read(environment: Mapping[str, str], *, devices: int, bf16: bool) -> Launch:
         settings=settings,
         devices=devices,
         cuda=environment.get("CUDA_VISIBLE_DEVICES"),
+        given=environment.get("NVIDIA_VISIBLE_DEVICES"),
+        old_driver=old_driver,
         cpu=_true(environment.get("ACCELERATE_USE_CPU")) or _true(settings.get("use_cpu", (None,))[0]),
         fsdp=int(environment.get("FSDP_VERSION", "1")) if _true(environment.get("ACCELERATE_USE_FSDP")) else 0,
         sizes={

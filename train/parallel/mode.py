@@ -99,13 +99,14 @@ def _launch_problems(launch: Launch, parallel: Parallel) -> list[str]:
             "starts one process for --cpu and for distributed_type MULTI_CPU or NO. Use --multi_gpu, or torchrun, or "
             "distributed_type: MULTI_GPU with use_cpu: true for CPU processes (configs/accelerate/cpu_2.yaml)."
         )
-    if launch.devices == 0 and (wanted := _gpu_wanted(launch, parallel)):
+    if launch.old_driver and not (launch.cpu or parallel.device == "cpu"):
+        problems.append(launch.old_driver)
+    elif launch.devices == 0 and (wanted := _gpu_wanted(launch, parallel)):
         problems.append(
             f"a GPU is wanted ({wanted}) and torch sees none"
             + (f" (CUDA_VISIBLE_DEVICES={launch.cuda!r})" if launch.cuda is not None else "")
-            + ". nvidia-smi tells whether the driver is there and new enough for this torch; in a container look at the GPU "
-            "reservation. To train on the CPU say so: accelerate launch --cpu, use_cpu: true in the accelerate config, or "
-            "parallel.device=cpu."
+            + ". nvidia-smi tells whether the driver is there; a container needs a GPU reservation or docker run --gpus all. To "
+            "train on the CPU say so: accelerate launch --cpu, use_cpu: true in the accelerate config, or parallel.device=cpu."
         )
     other = {size: number for size, number in launch.sizes.items() if number > 1 and size not in ("dp_shard", "tp")}
     if other:
@@ -123,6 +124,8 @@ def _gpu_wanted(launch: Launch, parallel: Parallel) -> str | None:
         return None
     if _named_devices(launch):
         return launch.said("gpu_ids")
+    if launch.given not in (None, "", "void", "none"):
+        return f"NVIDIA_VISIBLE_DEVICES={launch.given}, so that this is a container for GPUs"
     kind = launch.settings.get("distributed_type")
     return launch.said("distributed_type") if kind and kind[0] in ("MULTI_GPU", "FSDP") else None
 

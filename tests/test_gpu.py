@@ -1,0 +1,50 @@
+"""What only a GPU can show. Skipped where there is none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+from tests.conftest import Runner
+from train import cli
+
+pytestmark = pytest.mark.gpu
+
+
+def test_the_default_run_learns_on_a_gpu_and_gives_the_same_bits_again(train: Runner) -> None:
+    hashes = []
+    for name in ("first", "second"):
+        finished = train.run(f"run.name={name}", "parallel.device=cuda")
+        assert finished.code == 0, finished.output
+        assert "device: cuda" in finished.output
+        [path] = train.outputs.glob(f"{name}-*/summary.json")
+        facts = json.loads(path.read_text())
+        assert facts["metrics"]["validation/accuracy"] >= 0.97
+        hashes.append(facts["weights_sha256"])
+    assert hashes[0] == hashes[1]
+
+
+def test_data_parallel_on_one_device_is_the_run_without_it(train: Runner) -> None:
+    settings = ("parallel.device=cuda", "steps=5", "evaluate.every=0")
+    for mode in ("single", "data_parallel"):
+        finished = train.run(f"run.name={mode}", f"parallel.mode={mode}", *settings)
+        assert finished.code == 0, finished.output
+    [[one], [other]] = [list(train.outputs.glob(f"{mode}-*/model/model.safetensors")) for mode in ("single", "data_parallel")]
+    weights, others = load_file(one), load_file(other)
+    assert list(weights) == list(others)
+    for name in weights:
+        torch.testing.assert_close(weights[name], others[name], rtol=1e-5, atol=1e-6)
+
+
+def test_the_doctor_measures_the_gpu_beside_its_published_figures() -> None:
+    examined = CliRunner().invoke(cli.main, ["doctor", "--json"])
+    report = json.loads(examined.stdout)
+    subjects = {finding["subject"]: finding for findings in report.values() for finding in findings}
+    assert subjects["driver"]["state"] == "ok", subjects["driver"]
+    assert subjects["GPU 0"]["found"].startswith(torch.cuda.get_device_name(0))
+    for measured in ("copy", "fp32", "bf16", "fp16", "from host"):
+        assert subjects[f"GPU 0 {measured}"]["found"][0].isdigit()
