@@ -1,21 +1,23 @@
 # The image of `docker compose run train`. One file for all bases; the argument CUDA_IMAGE takes another:
 #   docker build .                                                    CUDA 13.0, the pinned default
 #   docker build --build-arg CUDA_IMAGE=ubuntu:24.04 .                no CUDA base: for boxes without a GPU
-#   docker build --build-arg CUDA_IMAGE=rocm/dev-ubuntu-24.04:7.1 --build-arg LOCK=requirements.rocm.lock .     deploy/README.md
-# Bases are Ubuntu 24.04 or Debian 12, for the Python that requirements.lock spans. How to move a pin: deploy/README.md.
+# Bases are Ubuntu 24.04 or Debian 12, for the Python that requirements.lock spans. ROCm, and how to move a pin: deploy/README.md.
 
 ARG CUDA_IMAGE=nvidia/cuda:13.0.3-base-ubuntu24.04@sha256:7c7413a56200486f71f181cad9310f6fd31b6bb21816ade15fc9c1e1e927a5c1
 
 FROM ${CUDA_IMAGE} AS system
-# Ubuntu's archive as it was at this moment; a base without snapshots has its packages as they are now.
+# Ubuntu's archive as it was at this moment, no earlier than the base; another base has its packages as they are now.
 ARG SNAPSHOT=20261115T000000Z
 # Triton compiles with gcc and the Python headers at run time, torch.compile's CPU code with g++. Lists and logs carry times,
-# so that they stay out of the layer. NVIDIA's package list has no snapshots, and nothing is wanted from it.
+# so that they stay out of the layer. The lists of NVIDIA and AMD have no snapshots, and nothing is wanted from them; those of
+# Ubuntu come by https, for which its bare image lacks the certificates.
 # hadolint ignore=DL3008  # versions are pinned by the snapshot
 RUN --mount=type=cache,target=/var/cache/apt,sharing=locked \
     --mount=type=cache,target=/var/lib/apt/lists,sharing=locked \
     --mount=type=tmpfs,target=/var/log \
-    rm -f /etc/apt/sources.list.d/cuda*.list \
+    rm -f /etc/apt/sources.list.d/cuda*.list /etc/apt/sources.list.d/rocm*.list /etc/apt/sources.list.d/amdgpu*.list \
+    && { [ -e /etc/ssl/certs/ca-certificates.crt ] \
+       || { apt-get update && apt-get install --yes --no-install-recommends ca-certificates; }; } \
     && apt-get -o APT::Snapshot="$SNAPSHOT" update \
     && DEBIAN_FRONTEND=noninteractive apt-get -o APT::Snapshot="$SNAPSHOT" install --yes --no-install-recommends \
        ca-certificates g++ gcc libc6-dev python3 python3-dev python3-venv tini \
@@ -49,14 +51,9 @@ ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/cache \
-    USER=lockstep \
-    XDG_CACHE_HOME=/cache \
-    XDG_CONFIG_HOME=/cache \
-    HF_HOME=/cache/huggingface \
-    TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
-    TRITON_CACHE_DIR=/cache/triton
+    USER=lockstep
 COPY --from=project /project/ /
 WORKDIR /workspace
 USER 10001:10001
 # -g: a signal reaches the trainer too, which accelerate's launcher does not tell.
-ENTRYPOINT ["tini", "-g", "--", "deploy/container/train"]
+ENTRYPOINT ["tini", "-g", "--", "deploy/container/run", "deploy/container/train"]

@@ -25,7 +25,7 @@ check: $(READY)
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/hadolint Dockerfile
-	.venv/bin/shellcheck .ci/engine .ci/run deploy/container/train deploy/slurm.sbatch
+	.venv/bin/shellcheck .ci/engine .ci/run deploy/container/run deploy/container/train deploy/slurm.sbatch
 	.venv/bin/zizmor --offline --quiet .github
 
 lock:

@@ -129,6 +129,10 @@ def test_the_trainjob_mounts_its_volumes_into_the_container_of_the_runtime() -> 
     assert volumes["shm"]["emptyDir"]["medium"] == "Memory" and mounts["shm"] == "/dev/shm"
     assert f"run.output_dir={mounts['outputs']}" in job["spec"]["trainer"]["args"]
     assert KUBERNETES.read_text().count("# Edit ") == 2
+    assert "\nWORKDIR /workspace\n" in (ROOT / "Dockerfile").read_text()
+    assert {
+        word.split("/")[1] for word in (*job["spec"]["trainer"]["command"], *job["spec"]["trainer"]["args"][:1]) if "/" in word
+    } == {"workspace"}
 
 
 @pytest.mark.slow
@@ -137,10 +141,10 @@ def test_the_command_of_the_trainjob_trains_in_the_environment_that_its_runtime_
     trainer = job["spec"]["trainer"]
     nodes = trainer["numNodes"]
     here = {
-        "/app/configs/cifar10.yaml": "/app/configs/digits.yaml",
+        "/workspace/configs/cifar10.yaml": "/workspace/configs/digits.yaml",
         "run.output_dir=/outputs": f"run.output_dir={tmp_path}/outputs",
     }
-    words = [here.get(word, word).replace("/app/", f"{ROOT}/") for word in (*trainer["command"], *trainer["args"])]
+    words = [here.get(word, word).replace("/workspace/", f"{ROOT}/") for word in (*trainer["command"], *trainer["args"])]
     pet = {"NNODES": str(nodes), "NPROC_PER_NODE": str(trainer["numProcPerNode"]), "MASTER_ADDR": "127.0.0.1"}
     pet |= {"MASTER_PORT": str(free_port())}
     pods = [

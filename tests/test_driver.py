@@ -46,7 +46,7 @@ def test_an_old_driver_stops_the_run_with_one_line(
     launch: Callable[..., Launched], installed: Callable[[int], dict[str, str]], tmp_path: Path
 ) -> None:
     code, said = start(launch, installed(12080), tmp_path)
-    assert code == 2
+    assert code == 2, said
     [line] = said.splitlines()
     assert line.startswith("error: the NVIDIA driver is of unknown version, for CUDA up to 12.8, and this PyTorch needs CUDA 13.")
     assert f"install driver {MINIMUM[0]} or newer" in line
@@ -75,6 +75,10 @@ def test_a_driver_runs_its_own_cuda_and_older_ones() -> None:
     assert driver.problem(Driver("580.65.06", (13, 0)), "13.2") is None  # minor version compatibility
     assert driver.problem(Driver("590.10", NEW), "12.6") is None
     assert driver.problem(None, "13.0") is None
+    # a forward-compatibility package on a card that cannot use it
+    assert driver.problem(Driver("570.86.15", (13, 0)), "13.0", works=False)
+    assert driver.problem(Driver("570.86.15", (13, 0)), "13.0", works=True) is None
+    assert driver.problem(Driver(MINIMUM[0], (13, 0)), "13.0", works=False) is None
     assert driver.problem(Driver("570.86.15", OLD), None) is None  # a PyTorch for the CPU or for ROCm
 
 

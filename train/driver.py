@@ -44,17 +44,26 @@ def minimum() -> str | None:
     return found[1] if found else None
 
 
-def problem(driver: Driver | None, built_for: str | None) -> str | None:
+def problem(driver: Driver | None, built_for: str | None, *, works: bool = True) -> str | None:
     """What is wrong with this driver for a PyTorch that was built for that CUDA, and the way out.
 
-    A driver runs every CUDA of its own major version and of those before (NVIDIA's minor version compatibility).
+    A driver runs every CUDA of its own major version and of those before (NVIDIA's minor version compatibility). One that
+    claims to, by a forward-compatibility package, and does not `work` is too old all the same.
     """
-    if driver is None or built_for is None or driver.cuda[0] >= int(built_for.partition(".")[0]):
+    if driver is None or built_for is None:
         return None
-    needed = f"{least} or newer" if (least := minimum()) else "a newer one"
+    least = minimum()
+    too_old = not works and driver.version is not None and least is not None and _numbers(driver.version) < _numbers(least)
+    if driver.cuda[0] >= int(built_for.partition(".")[0]) and not too_old:
+        return None
+    needed = f"{least} or newer" if least else "a newer one"
     major, minor = built_for.split(".")[:2]
     return (
         f"the NVIDIA driver is {driver}, and this PyTorch needs CUDA {built_for}: install driver {needed}. On a data-centre card "
         f"whose driver has to stay, NVIDIA's forward-compatibility package does too (cuda-compat-{major}-{minor}; in a container "
         "also set NVIDIA_DISABLE_REQUIRE=1). To train on the CPU say so: accelerate launch --cpu"
     )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]

@@ -127,10 +127,12 @@ def _facts() -> Launch:
     from train import driver
     from train.parallel import launch
 
-    old_driver = driver.problem(driver.find(), torch.version.cuda)
+    found = driver.find()
+    old_driver = driver.problem(found, torch.version.cuda)
     devices = torch.cuda.device_count() if not old_driver and torch.cuda.is_available() else 0
+    old_driver = old_driver or driver.problem(found, torch.version.cuda, works=devices > 0)
     bf16 = not devices or torch.cuda.is_bf16_supported(including_emulation=False)
-    return launch.read(os.environ, devices=devices, bf16=bf16, old_driver=old_driver)
+    return launch.read(os.environ, devices=devices, bf16=bf16, driver=str(found) if found else None, old_driver=old_driver)
 
 
 def _refuse_other_settings(accelerator: Accelerator) -> None:

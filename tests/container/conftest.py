@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 TAG = "lockstep-test"
 LEFT_LYING = "fedcba9876543210fedcba9876543210fedcba98"  # a W&B key in files of the checkout
 BUILD_SECONDS, RUN_SECONDS = 1800, 300
-USER = "12345:12345"
+USER = "12345:12345" if os.getuid() == 0 else f"{os.getuid()}:{os.getgid()}"  # whom the results are to belong to
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +73,8 @@ def image(engine: None, tmp_path_factory: pytest.TempPathFactory, request: pytes
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"WANDB_API_KEY={LEFT_LYING}\n")
-    shutil.chown(folder / "outputs", *map(int, USER.split(":")))
+    if os.getuid() == 0:
+        shutil.chown(folder / "outputs", *map(int, USER.split(":")))
     overriding = os.environ.get("COMPOSE_FILE", "docker-compose.gpu.yml")
     checkout = Checkout(folder, {"IMAGE": TAG, "RUN_AS": USER, "COMPOSE_FILE": overriding, "COMPOSE_PROJECT_NAME": TAG})
     start = time.monotonic()

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from tests.conftest import ROOT
+from train import driver
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.gpu.yml").read_text(encoding="utf-8"))
@@ -45,6 +46,19 @@ def test_training_has_what_large_runs_need() -> None:
 
 def test_only_training_starts_with_a_bare_up() -> None:
     assert [name for name, service in SERVICES.items() if "profiles" not in service] == ["train"]
+
+
+def test_the_readme_names_the_driver_that_the_dockerfile_decides() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"NVIDIA's driver {driver.minimum()} or newer" in text
+    assert f"driver>={driver.minimum()}" in text
+    assert 'could not select device driver "nvidia" with capabilities: [[gpu]]' in text
+
+
+def test_services_without_a_gpu_ask_for_none() -> None:
+    """Where NVIDIA's runtime is the default, the variable of NVIDIA's base image would give them all."""
+    for name, service in SERVICES.items():
+        assert ("deploy" in service) != (service["environment"].get("NVIDIA_VISIBLE_DEVICES") == "void"), name
 
 
 def test_only_what_is_named_goes_into_the_image() -> None:

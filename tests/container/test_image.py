@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import ROOT, Runner
 from tests.container.conftest import BUILD_SECONDS, LEFT_LYING, RUN_SECONDS, TAG, USER, Checkout
+from train import driver
 
 pytestmark = pytest.mark.container
 
@@ -58,6 +59,12 @@ def test_a_configuration_of_the_checkout_and_an_accelerate_file_are_taken(run: R
     assert "lr: 0.01" in config.read_text()
 
 
+def test_another_user_may_follow_on_the_same_cache(image: Checkout) -> None:
+    for user in ("4242:4242", "4343:4343"):
+        seen = image.compose("run", "--rm", "-T", "train-cpu", "--dry-run", RUN_AS=user)
+        assert seen.returncode == 0, seen.stderr
+
+
 def test_accelerate_config_is_remembered_in_the_cache_volume(run: Run, image: Checkout) -> None:
     try:
         answered = run("config", "default", "--mixed_precision", "bf16")
@@ -65,11 +72,13 @@ def test_accelerate_config_is_remembered_in_the_cache_volume(run: Run, image: Ch
         finished = run("train-cpu", "--dry-run")
         assert "precision bf16" in finished.stdout, finished.stdout + finished.stderr
     finally:
-        image.compose("run", "--rm", "-T", "--entrypoint", "rm", "train-cpu", "-r", "/cache/huggingface/accelerate")
+        image.compose("run", "--rm", "-T", "--entrypoint", "sh", "train-cpu", "-c", "rm -r /cache/*/huggingface/accelerate")
 
 
 def test_the_gpu_service_refuses_to_train_on_the_cpu(run: Run) -> None:
     """On an engine that takes the reservation and gives no GPU, or on one that does not take it."""
+    if driver.find():
+        pytest.skip("there is a GPU here, on which it trains")
     refused = run("train", "steps=1", "evaluate.every=0")
     assert refused.returncode != 0
     said = refused.stderr
@@ -118,7 +127,17 @@ def test_any_user_without_a_home_and_with_a_root_that_cannot_be_written(image: C
     """The image as it is, without the compose file's help: only /tmp, the caches and the results can be written."""
     volumes = [word for place in ("/cache", "/workspace/outputs") for word in ("--mount", f"type=volume,target={place}")]
     bare = ["--rm", "--network", "host", "--user", "4242:4242", "--read-only", "--cap-drop", "ALL", "--tmpfs", "/tmp:exec"]
-    command = ["env", "-u", "HOME", "-u", "USER", "deploy/container/train", "steps=2", "tracking.wandb=offline"]
+    command = [
+        "env",
+        "-u",
+        "HOME",
+        "-u",
+        "USER",
+        "deploy/container/run",
+        "deploy/container/train",
+        "steps=2",
+        "tracking.wandb=offline",
+    ]
     finished = image(
         "docker", "run", *bare, *volumes, "--env", "NVIDIA_VISIBLE_DEVICES=void", "--entrypoint", command[0], TAG, *command[1:]
     )
@@ -134,7 +153,9 @@ def test_a_compiled_model_is_trained_by_any_user(run: Run, image: Checkout) -> N
         "train-cpu", "run.name=compiled", "steps=2", "evaluate.every=0", ACCELERATE_CONFIG=f"configs/accelerate/{file.name}"
     )
     assert finished.returncode == 0, finished.stderr
-    found = image.compose("run", "--rm", "-T", "--entrypoint", "find", "train-cpu", "/cache/inductor", "-name", "*.so")
+    found = image.compose(
+        "run", "--rm", "-T", "--entrypoint", "find", "train-cpu", "/cache", "-path", "*/inductor/*", "-name", "*.so"
+    )
     assert found.stdout, found.stderr
 
 
@@ -147,9 +168,7 @@ def test_a_wandb_key_is_passed_on_and_kept_nowhere(run: Run, image: Checkout) ->
         path for path in (image.folder / "outputs").glob("tracked-*/**/*") if path.is_file() and KEY.encode() in path.read_bytes()
     ]
     assert not kept
-    searched = image.compose(
-        "run", "--rm", "-T", "--entrypoint", "grep", "train-cpu", "-rlI", KEY, "/workspace", "/cache", "/tmp"
-    )
+    searched = image.compose("run", "--rm", "-T", "--entrypoint", "grep", "train-cpu", "-rl", KEY, "/workspace", "/cache")
     assert searched.returncode == 1, searched.stdout  # nothing found
 
 
@@ -163,23 +182,45 @@ def test_the_image_tells_nothing_of_the_machine_and_its_project_layer_is_small(i
     sizes = [int(line.split("\t")[0]) for line in history.splitlines() if "COPY /project/" in line]
     assert len(sizes) == 1
     assert sizes[0] <= 5 * MEBIBYTE
-    find = ("--entrypoint", "find", TAG, "/", "-xdev", "-name", ".netrc", "-o", "-name", "*.env", "-o", "-name", "wandb.key")
-    assert not image.docker("run", "--rm", "--network", "host", "--user", "0", *find)
+    bare = ("run", "--rm", "--network", "host", "--user", "0", "--entrypoint")
+    places = "/workspace /workspace/outputs /cache"
+    assert not image.docker(*bare, "sh", TAG, "-c", f"grep -rl {LEFT_LYING} {places}; true")
+    listed = image.docker(*bare, "ls", TAG, "-A", *places.split()).split("\n")
+    assert listed[listed.index("/workspace:") + 1 : -1] == [
+        "Dockerfile",
+        "configs",
+        "deploy",
+        "outputs",
+        "pyproject.toml",
+        "requirements.lock",
+        "train",
+        "",
+        "/workspace/outputs:",
+    ]
     [facts] = json.loads(config)
     assert facts["Config"]["User"] == "10001:10001"
-    assert "NVIDIA_REQUIRE_CUDA=driver>=580.65.06" in facts["Config"]["Env"]
+    assert f"NVIDIA_REQUIRE_CUDA=driver>={driver.minimum()}" in facts["Config"]["Env"]
 
 
 def test_the_doctor_finds_a_box_without_a_gpu_fit(image: Checkout) -> None:
-    examined = image.compose(
-        "run", "--rm", "-T", "--entrypoint", "python", "train-cpu", "-m", "train", "doctor", "--quick", "--json"
-    )
+    examined = image.compose("run", "--rm", "-T", "doctor-cpu", "--quick", "--json")
     assert examined.returncode == 0, examined.stdout + examined.stderr
     report = json.loads(examined.stdout)
     found = {finding["subject"]: finding for findings in report.values() for finding in findings}
     assert found["container"]["found"] == "this is one"
     for subject in ("versions", "compiler", "results", "data cache", "compiled kernels", "shared memory"):
         assert found[subject]["state"] == "ok", found[subject]
+
+
+@pytest.mark.parametrize(
+    ("service", "words"), [("shell", ["-c", "echo $HOME"]), ("tensorboard", ["--version"]), ("config", ["--help"])]
+)
+def test_the_tools_start(image: Checkout, service: str, words: list[str]) -> None:
+    started = image.compose("run", "--rm", "-T", service, *words)
+    if service == "shell" and 'could not select device driver "nvidia"' in started.stderr:
+        pytest.skip("this engine takes no GPU reservation")
+    assert started.returncode == 0, started.stderr
+    assert started.stdout.strip()
 
 
 @pytest.mark.slow
@@ -194,6 +235,10 @@ def test_two_builds_of_one_commit_are_the_same_layers(image: Checkout, tmp_path:
         output = f"type=oci,tar=false,dest={tmp_path / str(number)},rewrite-timestamp=true,compression=uncompressed"
         command = ("docker", "buildx", "build", "--network", "host", "--no-cache", *options, "--output", output, ".")
         built = image(*command, seconds=BUILD_SECONDS)
+        if "exporter is not supported" in built.stderr:
+            pytest.skip(
+                "this builder writes no OCI images; docker buildx create --use --driver docker-container makes one that does"
+            )
         assert built.returncode == 0, built.stderr
         layers.append(_layers(tmp_path / str(number)))
     assert layers[0] == layers[1]

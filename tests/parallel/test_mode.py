@@ -46,6 +46,7 @@ CASES = [
     (Launch(given="void"), {}, "single cpu"),
     (Launch(given="all", cpu=True), {}, "single cpu"),
     (Launch(given="all"), {"device": "cpu"}, "single cpu"),
+    (Launch(driver="580.95.05", cuda=""), {}, "single cpu"),  # hidden on purpose
     (Launch(old_driver="the driver is old", cpu=True), {}, "single cpu"),
     (Launch(old_driver="the driver is old"), {"device": "cpu"}, "single cpu"),
 ]
@@ -102,6 +103,7 @@ REFUSALS = [
         {},
         ["a GPU is wanted (NVIDIA_VISIBLE_DEVICES=all, so that this is a container", "docker run --gpus all"],
     ),
+    (Launch(driver="580.95.05"), {}, ["a GPU is wanted (NVIDIA's driver is here, 580.95.05)", "torch sees none"]),
     (Launch(old_driver="the driver is old: install 580"), {}, ["the driver is old: install 580"]),
     (Launch(cuda=""), {"device": "cuda"}, ["parallel.device=cuda", "CUDA_VISIBLE_DEVICES=''"]),
     (Launch(precision="fp16"), {}, ["fp16 is not possible on a CPU; no and bf16 are"]),

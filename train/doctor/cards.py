@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 
@@ -16,7 +15,7 @@ class Card(NamedTuple):
     fp16: float
 
 
-# By the name that the driver gives, which may end in the memory's size (-32GB).
+# By the name that the driver gives.
 _CARDS = {
     "NVIDIA B200": Card(8000, 75, 1125, 2250, 2250),
     "NVIDIA H200": Card(4800, 67, 494, 989, 989),
@@ -37,10 +36,9 @@ _CARDS = {
     "NVIDIA GeForce RTX 4090": Card(1008, 82.6, 82.6, 165.2, 165.2),
     "NVIDIA GeForce RTX 3090": Card(936, 35.6, 35.6, 71, 71),
     "Tesla T4": Card(320, 8.1, None, None, 65),
-    "Tesla V100-SXM2": Card(900, 15.7, None, None, 125),
 }
 
 
 def published(name: str) -> Card | None:
     """The figures of a card, None for one that is not in the table."""
-    return _CARDS.get(name) or _CARDS.get(re.sub(r"-\d+GB$", "", name))
+    return _CARDS.get(name)

@@ -25,7 +25,7 @@ def doctor(as_json: bool, quick: bool) -> None:
     train doctor
     train doctor --json | jq '.GPU'
     """
-    from train.doctor.findings import show
+    from train.doctor.findings import broken, show
     from train.doctor.sections import SECTIONS, speed
 
     sections = {**SECTIONS} if quick else {**SECTIONS, "Speed": speed}
@@ -33,7 +33,10 @@ def doctor(as_json: bool, quick: bool) -> None:
     for title, examine in sections.items():
         if title == "Speed":
             click.echo("measuring, which takes some seconds ...", err=True)
-        report[title] = examine()
+        try:
+            report[title] = examine()
+        except Exception as error:  # one thing that is broken must not hide the others
+            report[title] = [broken(title, error)]
         if not as_json:
             show(title, report[title])
     if as_json:

@@ -27,6 +27,14 @@ def ok(subject: str, found: str) -> Finding:
     return Finding(subject, "ok", found)
 
 
+def broken(
+    subject: str, error: Exception, mend: str = "this should not be: tell the project's people, with this line"
+) -> Finding:
+    """What could not be looked at."""
+    reason = str(error).strip().partition("\n")[0]
+    return Finding(subject, "failed", f"{type(error).__name__}: {reason}", mend)
+
+
 def show(title: str, findings: Iterable[Finding]) -> None:
     """A section of the screen; colours only where stdout is a terminal."""
     click.secho(title, bold=True)

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from train.bench.conditions import cpu
-from train.doctor.findings import Finding, gibibytes, ok
+from train.doctor.findings import Finding, broken, gibibytes, ok
 
 _CGROUP = Path("/sys/fs/cgroup")
 _SHARED_GIB = 1  # data workers hand batches over in shared memory, and Docker gives 64 MiB unless told
@@ -49,7 +49,7 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
 
 
 def container() -> list[Finding]:
-    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists() or "KUBERNETES_SERVICE_HOST" in os.environ:
         return [ok("container", "this is one")]
     if shutil.which("docker") is None:
         return [Finding("engine", "note", "no docker here", "only `docker compose run train` needs it; install Docker Engine")]
@@ -65,13 +65,20 @@ def folders() -> list[Finding]:
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
-    places = {"results": "outputs", "temporary files": tempfile.gettempdir(), "data cache": HF_HOME, "compiled kernels": compiled}
-    return [folder(subject, Path(place)) for subject, place in places.items()]
+    places = {"results": "outputs", "data cache": HF_HOME, "compiled kernels": compiled}
+    return [folder(subject, Path(place)) for subject, place in places.items()] + [temporary()]
+
+
+def temporary() -> Finding:
+    try:
+        return folder("temporary files", Path(tempfile.gettempdir()))
+    except FileNotFoundError as error:
+        return broken("temporary files", error, "mount a tmpfs on /tmp: docker run --tmpfs /tmp:exec")
 
 
 def folder(subject: str, path: Path) -> Finding:
     """Whether a folder can be written, or made where it is missing, and the room that is left on its disk."""
-    there = next(place for place in [path.absolute(), *path.absolute().parents] if place.exists())
+    there = next(place for place in [path.absolute(), *path.absolute().parents] if os.path.exists(place))  # noqa: PTH110  # which asks no permission
     free = shutil.disk_usage(there).free
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         mend = f"make {there} a folder that uid {os.getuid()} may write; for a container set RUN_AS to its owner (id -u, id -g)"

@@ -36,7 +36,7 @@ def _built_for() -> str:
 def packages(lock: Path) -> Finding:
     """Whether what is installed is what the lock pins; what is not installed is not asked for."""
     if not lock.exists():
-        return Finding("versions", "note", "no requirements.lock beside the code, so that nothing is compared")
+        return Finding("versions", "note", "no requirements.lock beside the code", "run from a checkout to compare")
     pins: dict[str, list[str]] = {}  # several where the lock tells platforms or Pythons apart
     for name, pinned in re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(), re.MULTILINE):
         pins.setdefault(name, []).append(pinned)

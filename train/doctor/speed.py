@@ -6,41 +6,48 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
-from train import driver
+from train.doctor import gpu
 from train.doctor.cards import Card, published
-from train.doctor.findings import Finding, ok
+from train.doctor.findings import Finding, broken, ok
 
 _ROUNDS = 5
 _SECONDS = 0.2  # of a round, so that clocks have risen and a launch costs nothing
-_LOW = 0.5  # of the published figure; cuBLAS and copies reach 0.6 to 0.95 of it on a card that is well
-_SLOW = "another program may use the card, it may be too hot or short of power (nvidia-smi -q -d PERFORMANCE), or its slot slow"
+_LOW = 0.35  # of the published figure; 0.6 to 0.95 is usual, and cards of 70 W reach half
+_SLOW = "another program may use the card, or it may be too hot or short of power: nvidia-smi -q -d PERFORMANCE"
+_FAILED = "another program may hold the memory that it needs; nvidia-smi shows it"
 
 
 def speed() -> list[Finding]:
-    if driver.problem(driver.find(), torch.version.cuda) or not torch.cuda.is_available():
-        return device_speed(torch.device("cpu"), "CPU", None)
-    lines = []
-    for number in range(torch.cuda.device_count()):
+    usable = [number for number, found in enumerate(gpu.cards()) if found.state != "failed"] if torch.cuda.is_available() else []
+    lines = [] if usable else device_speed(torch.device("cpu"), "CPU", None)
+    for number in usable:
         device = torch.device("cuda", number)
         lines += device_speed(device, f"GPU {number}", published(torch.cuda.get_device_name(number)))
-        lines.append(ok(f"GPU {number} from host", f"{_amount(from_host(device), 'B/s')} from page-locked memory"))
+        lines.append(_beside(f"GPU {number} from host", partial(from_host, device), "B/s", None))
     return lines
 
 
 def device_speed(device: torch.device, name: str, card: Card | None) -> list[Finding]:
     """Bytes copied and products computed a second by one device."""
-    lines = [_beside(f"{name} copy", copy_rate(device), "B/s", card.memory * 1e9 if card else None)]
+    lines = [_beside(f"{name} copy", partial(copy_rate, device), "B/s", card.memory * 1e9 if card else None)]
     with _strict_matmul():
         for precision in ("fp32", "tf32", "bf16", "fp16") if device.type == "cuda" else ("fp32", "bf16"):
             figure = getattr(card, precision) if card else None
-            lines.append(_beside(f"{name} {precision}", matmul_rate(device, precision), "FLOP/s", figure and figure * 1e12))
+            if card is None or figure is not None:  # else the card has no such units
+                rate = partial(matmul_rate, device, precision)
+                lines.append(_beside(f"{name} {precision}", rate, "FLOP/s", figure and figure * 1e12))
     return lines
 
 
-def _beside(subject: str, measured: float, unit: str, figure: float | None) -> Finding:
+def _beside(subject: str, measure: Callable[[], float], unit: str, figure: float | None) -> Finding:
+    try:
+        measured = measure()
+    except RuntimeError as error:
+        return broken(subject, error, _FAILED)
     text = _amount(measured, unit)
     if figure is None:
         return ok(subject, text)

@@ -23,7 +23,8 @@ class Launch:
     devices: int = 0  # CUDA devices that are visible
     cuda: str | None = None  # the environment's CUDA_VISIBLE_DEVICES
     given: str | None = None  # the GPUs that a container was made with, as its NVIDIA_VISIBLE_DEVICES says
-    old_driver: str | None = None  # what is wrong with a driver for which torch sees no GPU
+    driver: str | None = None  # NVIDIA's, where there is one
+    old_driver: str | None = None  # what is wrong with it where it is too old for this torch
     cpu: bool = False  # the CPU was asked for
     fsdp: int = 0  # the version of FSDP that was asked for, 0 for none
     sizes: Mapping[str, int] = field(default_factory=dict)  # accelerate's parallelism_config: tp, cp, sp, dp_shard, dp_replicate
@@ -37,7 +38,9 @@ class Launch:
         return f"{key}: {value} ({source})"
 
 
-def read(environment: Mapping[str, str], *, devices: int, bf16: bool, old_driver: str | None) -> Launch:
+def read(
+    environment: Mapping[str, str], *, devices: int, bf16: bool, driver: str | None = None, old_driver: str | None = None
+) -> Launch:
     """The facts from this process's environment and from the command line of the `accelerate launch` that started it."""
     words = launcher_arguments()
     settings = launcher_settings(words) if words is not None else {}
@@ -50,6 +53,7 @@ def read(environment: Mapping[str, str], *, devices: int, bf16: bool, old_driver
         devices=devices,
         cuda=environment.get("CUDA_VISIBLE_DEVICES"),
         given=environment.get("NVIDIA_VISIBLE_DEVICES"),
+        driver=driver,
         old_driver=old_driver,
         cpu=_true(environment.get("ACCELERATE_USE_CPU")) or _true(settings.get("use_cpu", (None,))[0]),
         fsdp=int(environment.get("FSDP_VERSION", "1")) if _true(environment.get("ACCELERATE_USE_FSDP")) else 0,

@@ -105,8 +105,8 @@ def _launch_problems(launch: Launch, parallel: Parallel) -> list[str]:
         problems.append(
             f"a GPU is wanted ({wanted}) and torch sees none"
             + (f" (CUDA_VISIBLE_DEVICES={launch.cuda!r})" if launch.cuda is not None else "")
-            + ". nvidia-smi tells whether the driver is there; a container needs a GPU reservation or docker run --gpus all. To "
-            "train on the CPU say so: accelerate launch --cpu, use_cpu: true in the accelerate config, or parallel.device=cpu."
+            + ". nvidia-smi and `python -m train doctor` tell why; a container needs a GPU reservation or docker run --gpus all. "
+            "To train on the CPU say so: accelerate launch --cpu, use_cpu: true in the accelerate config, or parallel.device=cpu."
         )
     other = {size: number for size, number in launch.sizes.items() if number > 1 and size not in ("dp_shard", "tp")}
     if other:
@@ -126,6 +126,8 @@ def _gpu_wanted(launch: Launch, parallel: Parallel) -> str | None:
         return launch.said("gpu_ids")
     if launch.given not in (None, "", "void", "none"):
         return f"NVIDIA_VISIBLE_DEVICES={launch.given}, so that this is a container for GPUs"
+    if launch.driver and launch.cuda != "":
+        return f"NVIDIA's driver is here, {launch.driver}"
     kind = launch.settings.get("distributed_type")
     return launch.said("distributed_type") if kind and kind[0] in ("MULTI_GPU", "FSDP") else None
 
