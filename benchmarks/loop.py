@@ -129,7 +129,7 @@ def accelerated(job: Job, loader: DataLoader[tuple[Tensor, Tensor]], log: StepLo
 
 def ours(job: Job, folder: RunFolder) -> Callable[[int], None]:
     trainer = Trainer(job, StopRequest())
-    journal = Journal(job, folder, step=0, evaluated=0, seconds=0.0)
+    journal = Journal(job, folder, {}, None, evaluated=0, seconds=0.0)
     trainer.begin(journal)
 
     def train(steps: int) -> None:
@@ -182,7 +182,7 @@ class Times(NamedTuple):
 def measure(config: Config, rounds: int, steps: int, order: random.Random, times: Times) -> Job:
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     mode = choose(Launch(), config.parallel)
-    job = prepare(config, accelerator, Processes(accelerator), mode, print, saved=None)
+    job = prepare(config, accelerator, Processes(accelerator), mode, Launch(), print, saved=None)
     loader = DataLoader(
         Pictures(job), config.batch.size, shuffle=True, drop_last=True, num_workers=job.workers, persistent_workers=True
     )

@@ -10,7 +10,9 @@ import click
 # `--help` is quick; what does the work is imported when the verb is called.
 VERBS = {
     "bench": "train.bench.command:bench",
+    "diff": "train.receipt.command:diff",
     "doctor": "train.doctor.command:doctor",
+    "verify": "train.receipt.command:verify",
 }
 
 

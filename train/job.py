@@ -18,6 +18,7 @@ from train.data.plan import epoch_length, first_records
 from train.data.source import Source, Sources, StreamSource, open_data
 from train.errors import RunError, UsageError
 from train.parallel.lanes import Lanes
+from train.parallel.launch import Launch
 from train.parallel.mode import Mode, config_problems
 from train.parallel.processes import Processes
 from train.seeds import seed_generators
@@ -32,6 +33,7 @@ class Job:
     accelerator: Accelerator
     processes: Processes
     mode: Mode
+    started: Launch
     sources: Sources
     task: ImageClassification
     lanes: Lanes
@@ -55,6 +57,19 @@ class Job:
         """What no key of the configuration says and a step's numbers depend on, as far as it is known."""
         data = {**self.sources.identity, "classes": list(self.sources.classes), "samples": self.epoch_length}
         return {"precision": self.accelerator.mixed_precision, **data}
+
+    def launch(self) -> dict[str, Any]:
+        """What the launcher and Accelerate decided, with what said it."""
+        compiler = self.accelerator.state.dynamo_plugin.backend.value.lower()
+        return {
+            "mode": self.mode.name,
+            "device": self.mode.device,
+            "precision": self.accelerator.mixed_precision,
+            "compiler": compiler,
+            "machines": self.started.machines,
+            "file": self.started.file,
+            "settings": {key: list(said) for key, said in self.started.settings.items()},
+        }
 
     def describe(self) -> list[str]:
         """The decisions, a line each."""
@@ -82,6 +97,7 @@ def prepare(
     accelerator: Accelerator,
     processes: Processes,
     mode: Mode,
+    started: Launch,
     say: Callable[[str], None],
     *,
     saved: dict[str, Any] | None,
@@ -107,6 +123,7 @@ def prepare(
         accelerator=accelerator,
         processes=processes,
         mode=mode,
+        started=started,
         sources=sources,
         task=task,
         lanes=lanes,

@@ -7,14 +7,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from train import tracing, tracking
+from train.checkpoint import Snapshot
 from train.data.loader import BadSample
 from train.job import Job
 from train.progress import Progress
+from train.receipt.recorder import Recorder
 from train.run_folder import RunFolder
 from train.weights import weights_sha256
 
@@ -25,7 +27,17 @@ if TYPE_CHECKING:
 class Journal:
     """Keeps the times of every process; writes and shows those of the main one, which alone has a folder."""
 
-    def __init__(self, job: Job, folder: RunFolder | None, *, step: int, evaluated: int, seconds: float) -> None:
+    def __init__(
+        self,
+        job: Job,
+        folder: RunFolder | None,
+        places: Mapping[str, str],
+        snapshot: Snapshot | None,
+        *,
+        evaluated: int,
+        seconds: float,
+    ) -> None:
+        step = snapshot.step if snapshot else 0
         self.job, self.folder = job, folder
         self._began = self._interval_began = time.perf_counter()
         self._before = seconds
@@ -38,6 +50,7 @@ class Journal:
             tracking.rewind(folder.path / "metrics.jsonl", step or -1, evaluated or -1)
             self._metrics = tracking.Metrics(folder.path / "metrics.jsonl")
             self._progress = Progress(job.total_steps, step)
+            self._recorder = Recorder(job, folder, places, snapshot)
 
     def start_trackers(self, trackers: tracking.Trackers, step: int, wandb_id: str | None) -> str | None:
         """Open them; returns the id of the W&B run."""
@@ -70,8 +83,8 @@ class Journal:
         if self.folder:
             self._progress.update(step)
 
-    def training(self, step: int, values: Mapping[str, float]) -> None:
-        """The numbers of a step; the rates are those since the last call."""
+    def training(self, step: int, values: Mapping[str, float], shown: int) -> None:
+        """The numbers of a step; the rates are those since the last call. `shown` is the digest of all samples until here."""
         elapsed = time.perf_counter() - self._interval_began
         values = {
             **values,
@@ -83,6 +96,16 @@ class Journal:
         self._record(step, {f"train/{name}": value for name, value in values.items()})
         if self.folder:
             self._progress.update(step, values)
+            self._recorder.step(step, values["loss"], values["grad_norm"], shown)
+
+    def history(self) -> dict[str, Any] | None:
+        """What a checkpoint keeps of the receipt."""
+        return self._recorder.history() if self.folder else None
+
+    def saved(self, snapshot: Snapshot) -> None:
+        """A checkpoint is on the disk."""
+        if self.folder:
+            self._recorder.saved(snapshot)
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         self._record(step, metrics)
@@ -100,16 +123,18 @@ class Journal:
         if status == "finished":
             self.folder.write_model(weights)
         samples = step * self.job.config.batch.size
-        self.folder.write_summary(
-            status=status,
-            step=step,
-            samples=samples,
-            seconds=round(self.seconds, 3),
-            samples_per_second=round(samples / self.seconds, 3),
-            weights_sha256=weights_sha256(weights),
-            metrics=dict(metrics),
-            skipped=skipped,
-        )
+        summary = {
+            "status": status,
+            "step": step,
+            "samples": samples,
+            "seconds": round(self.seconds, 3),
+            "samples_per_second": round(samples / self.seconds, 3),
+            "weights_sha256": weights_sha256(weights),
+            "metrics": dict(metrics),
+            "skipped": skipped,
+        }
+        self.folder.write_summary(summary)
+        self._recorder.write(summary)
 
     def say(self, text: str) -> None:
         if self.folder:

@@ -17,8 +17,9 @@ from train.progress import show_cursor  # noqa: E402
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("settings", nargs=-1, metavar="[CONFIG.yaml ...] [key=value ...]")
 @click.option("--dry-run", is_flag=True, help="Print the resolved config and the plan, and stop.")
+@click.option("--stop-at", type=click.IntRange(1), metavar="STEP", help="Save after this step and stop, as a signal would.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def main(settings: tuple[str, ...], dry_run: bool, debug: bool) -> None:
+def main(settings: tuple[str, ...], dry_run: bool, stop_at: int | None, debug: bool) -> None:
     """Train what the CONFIG files say, each over the one before, with key=value settings over all of them.
 
     Without a CONFIG it trains the digits that come with the project. The same command again goes on where the run was
@@ -29,19 +30,19 @@ def main(settings: tuple[str, ...], dry_run: bool, debug: bool) -> None:
     accelerate launch train/main.py configs/mnist.yaml optimizer.lr=0.1 epochs=2
     accelerate launch --multi_gpu --num_processes 2 train/main.py configs/cifar10.yaml
 
-    Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 stopped by a signal after a save.
+    Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 stopped by a signal, or by --stop-at, after a save.
     """
     try:
         from train.parallel import machines
         from train.run import read_settings, run
 
         machines.join()
-        status = run(read_settings(settings), dry_run=dry_run)
+        status = run(*read_settings(settings), dry_run=dry_run, stop_at=stop_at)
         machines.leave()
     except Exception as error:
         _leave(_told(error, debug=debug))
     if status == "stopped":
-        failure.tell_launcher("stopped by a signal, after a save: the same command goes on from there")
+        failure.tell_launcher("stopped after a save: the same command goes on from there")
         _leave(STOPPED_EXIT_CODE)
     _leave(0)
 

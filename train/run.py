@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 DEFAULT = Path(__file__).parent.parent / "configs" / "digits.yaml"
 
 
-def read_settings(settings: Sequence[str]) -> Config:
-    """The configuration that the words of a command line stand for: files, and `key=value` over them."""
+def read_settings(settings: Sequence[str]) -> tuple[Config, dict[str, str]]:
+    """The configuration that the words of a command line stand for, files and `key=value` over them, and where each given key
+    was said."""
     files = [Path(setting) for setting in settings if "=" not in _first_word(setting)]
     overrides = [setting for setting in settings if "=" in _first_word(setting)]
-    return load_config(files or [DEFAULT], overrides)
+    return _load(files or [DEFAULT], overrides)
 
 
 def _first_word(setting: str) -> str:
@@ -34,7 +35,11 @@ def _first_word(setting: str) -> str:
 
 
 def load_config(files: Sequence[Path], overrides: Sequence[str]) -> Config:
-    """The configuration, with its names and arguments checked by the rooms that own them."""
+    return _load(files, overrides)[0]
+
+
+def _load(files: Sequence[Path], overrides: Sequence[str]) -> tuple[Config, dict[str, str]]:
+    """With the names and arguments checked by the rooms that own them."""
     from train import models, optim
     from train.data import transforms
 
@@ -44,11 +49,14 @@ def load_config(files: Sequence[Path], overrides: Sequence[str]) -> Config:
         "schedule": optim.check_schedule,
         "data.transforms": transforms.check,
     }
-    return configuration.load(files, overrides, checks)[0]
+    return configuration.load(files, overrides, checks)
 
 
-def run(config: Config, *, dry_run: bool) -> str:
-    """Train, or with `dry_run` only say what would be trained. Returns "finished" or "stopped"."""
+def run(config: Config, places: Mapping[str, str], *, dry_run: bool, stop_at: int | None = None) -> str:
+    """Train, to the end or to the step `stop_at`, or with `dry_run` only say what would be trained.
+
+    `places` says where the keys of `config` were said, for the receipt. Returns "finished" or "stopped".
+    """
     determinism.prepare_environment(config.run)
     from accelerate import Accelerator
 
@@ -65,7 +73,8 @@ def run(config: Config, *, dry_run: bool) -> str:
     stop_with_the_launcher()
     main = os.environ.get("RANK", "0") == "0"
     trackers = tracking.resolve(config.tracking, config.folder) if main else tracking.Trackers()
-    mode = choose(_facts(), config.parallel)
+    facts = _facts()
+    mode = choose(facts, config.parallel)
     if mode.name == "tensor":
         os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)  # Accelerate's own way is for models of transformers alone
     accelerator = Accelerator(
@@ -80,7 +89,7 @@ def run(config: Config, *, dry_run: bool) -> str:
     if config.batch.lanes != "auto":
         lanes_of(config, processes, mode)  # refuses what does not fit before anything is made
     if dry_run:
-        job = prepare(config, accelerator, processes, mode, say, saved=None)
+        job = prepare(config, accelerator, processes, mode, facts, say, saved=None)
         if processes.main:
             print(config.to_yaml() + "".join(f"# {line}\n" for line in job.describe()), end="")
         return "finished"
@@ -90,7 +99,7 @@ def run(config: Config, *, dry_run: bool) -> str:
         with stop.waiting():  # there is nothing to save yet
             folder = processes.on_main(lambda: RunFolder(config.folder))
             snapshot = resume.find(config, processes, say)
-            job = prepare(config, accelerator, processes, mode, say, saved=snapshot.state if snapshot else None)
+            job = prepare(config, accelerator, processes, mode, facts, say, saved=snapshot.state if snapshot else None)
         stop.training = True
     except Interrupted:
         return "stopped"
@@ -109,8 +118,8 @@ def run(config: Config, *, dry_run: bool) -> str:
         return "finished"
     for line in (f"run: {config.folder}", *trackers.notes, *job.describe()):
         say(line)
-    trainer = Trainer(job, stop, snapshot)
-    journal = Journal(job, folder, step=trainer.step, evaluated=trainer.evaluated, seconds=trainer.seconds)
+    trainer = Trainer(job, stop, snapshot, stop_at=stop_at)
+    journal = Journal(job, folder, places, snapshot, evaluated=trainer.evaluated, seconds=trainer.seconds)
     trainer.wandb_id = journal.start_trackers(trackers, trainer.step, trainer.wandb_id)
     status = trainer.fit(journal)
     journal.close(status, trainer.step, trainer.final_weights(), trainer.metrics, trainer.skipped)

@@ -53,7 +53,7 @@ class RunFolder:
         save_tensors(temporary, weights)
         temporary.replace(target)
 
-    def write_summary(self, **facts: Any) -> None:
+    def write_summary(self, facts: Mapping[str, Any]) -> None:
         self.write("summary.json", json.dumps(facts, indent=2) + "\n")
 
     def finished_at(self) -> int | None:

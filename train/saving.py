@@ -27,7 +27,7 @@ class Saver:
         # A new thread would take the first GPU for its own.
         choose = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="save", initializer=choose)
-        self._pending: Future[None] | None = None
+        self._pending: Future[Snapshot] | None = None
         machines.before_end(partial(self.settle, _LAST_SECONDS))
 
     def save(self, snapshot: Snapshot, best: int | None) -> None:
@@ -40,21 +40,23 @@ class Saver:
         """Whether the checkpoint that was being written has come to nothing."""
         return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
-    def finish(self, seconds: float | None = None) -> None:
-        """Wait for it, so long at the most, and raise what has become of it."""
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            pending.result(seconds)
+    def finish(self, seconds: float | None = None) -> Snapshot | None:
+        """Wait for it, so long at the most, and give what is written, or raise what has become of it."""
+        if self._pending is None:
+            return None
+        pending, self._pending = self._pending, None
+        return pending.result(seconds)
 
     def settle(self, seconds: float | None = None) -> None:
         """Wait for it on the way out, where something else is to be told."""
         with contextlib.suppress(LockstepError, RuntimeError, TimeoutError):
             self.finish(seconds)
 
-    def _write(self, snapshot: Snapshot, best: int | None) -> None:
+    def _write(self, snapshot: Snapshot, best: int | None) -> Snapshot:
         if snapshot.in_parts:
             checkpoint.write_parts(self.folder, snapshot, self.processes)
         elif self.processes.main:
             checkpoint.write(self.folder, snapshot)
         if self.processes.main:
             checkpoint.prune(self.folder, snapshot.step, self.keep, best)
+        return snapshot

@@ -29,6 +29,8 @@ def take(trainer: Trainer) -> Snapshot:
         **{name: getattr(trainer, name) for name in _PLAIN},
         "best": dict(trainer.best),  # which is changed in place while this is written
         "lanes": trainer.job.lanes.count,
+        "shown": trainer.shown_everywhere(),
+        "receipt": trainer.journal.history(),
         "seconds": trainer.journal.seconds,
         "ema_updates": None if average is None else int(average.n_averaged),
         "optimizer": packed,
@@ -54,6 +56,7 @@ def put_back(trainer: Trainer, snapshot: Snapshot) -> None:
     if trainer.accelerator.scaler is not None and state["scaler"]:
         trainer.accelerator.scaler.load_state_dict(state["scaler"])
     trainer.step = snapshot.step
+    trainer.shown = state["shown"] if trainer.processes.main else 0  # the sum over all processes
     for name in (*_PLAIN, "best", "seconds"):
         setattr(trainer, name, state[name])
 

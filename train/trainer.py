@@ -22,6 +22,7 @@ from train.journal import Journal
 from train.optim import build_optimizer, learning_rate
 from train.parallel import build_engine
 from train.parallel.engine import LanePass
+from train.receipt import recorder as receipt
 from train.saving import Saver
 from train.seeds import seed_lane
 from train.stopping import Interrupted, StopRequest
@@ -32,8 +33,8 @@ Status = Literal["finished", "stopped"]
 class Trainer:
     """Trains a job from a snapshot, or from its beginning, to its end or to a stop."""
 
-    def __init__(self, job: Job, stop: StopRequest, snapshot: Snapshot | None = None) -> None:
-        self.job, self.config, self.stop = job, job.config, stop
+    def __init__(self, job: Job, stop: StopRequest, snapshot: Snapshot | None = None, *, stop_at: int | None = None) -> None:
+        self.job, self.config, self.stop, self.stop_at = job, job.config, stop, stop_at
         self.accelerator, self.processes, self.task = job.accelerator, job.processes, job.task
         decay = self.config.ema.decay
         self.average = AveragedModel(job.model) if decay else None  # before the engine wraps or cuts the model
@@ -48,6 +49,7 @@ class Trainer:
         optimizer = build_optimizer(self.config.optimizer, self.plain, lists=self.engine.lists)
         self.optimizer = self.accelerator.prepare_optimizer(optimizer)
         self.step = self.position = self.skipped = 0
+        self.shown = 0  # this process's part of the digest of all samples until here
         self.seconds = 0.0
         self.epoch_length = job.epoch_length
         self.evaluated = 0  # the step after which the last evaluation was made
@@ -71,7 +73,7 @@ class Trainer:
                 with contextlib.suppress(RuntimeError):
                     self.processes.gather(0)  # nobody goes away while another still saves
             raise
-        self.saver.finish()
+        self.settle_save()
         self.processes.gather(0)  # nobody goes away, which a launcher may take for a failure, before the checkpoint is there
         return status
 
@@ -84,7 +86,7 @@ class Trainer:
                 return self.end("finished")
             if self.due(self.config.checkpoint.every) and self.saved != self.step:
                 self.save()
-            if not self.train_step():
+            if self.step == self.stop_at or not self.train_step():
                 return self.end("stopped")
 
     def begin(self, journal: Journal) -> None:
@@ -121,6 +123,9 @@ class Trainer:
         self.optimizer.zero_grad()
         if self.average is not None:
             self.average.update_parameters(self.plain)
+        if self.engine.reports:
+            digests = zip(self.job.lanes.local, (batch.digest for batch in batches), strict=True)
+            self.shown = receipt.shown(self.shown, self.step, digests)
         self.step += 1
         self.position += self.config.batch.size
         self.skipped += skipped
@@ -128,8 +133,11 @@ class Trainer:
         if self.due(Every(self.config.tracking.every)) or self.step == self.job.total_steps:
             parts = self.processes.gather_objects([float(loss) for loss in losses] if self.engine.reports else [])
             loss = math.fsum(loss for part in parts for loss in part) / max(weight, 1)
-            self.journal.training(self.step, {"loss": loss, "lr": rate, "grad_norm": norm})
+            self.journal.training(self.step, {"loss": loss, "lr": rate, "grad_norm": norm}, self.shown_everywhere())
         return True
+
+    def shown_everywhere(self) -> int:
+        return receipt.together(self.processes.gather(self.shown)[:, 0].tolist())
 
     def _next_batches(self) -> list[Batch]:
         """One micro-batch for each lane of this process; fewer when a signal ends the wait for them."""
@@ -246,9 +254,14 @@ class Trainer:
     def save(self) -> None:
         """Copy this moment, which all processes do, and let it be written while the training goes on."""
         with self.journal.pausing():
-            self.saver.finish()  # before the next copy is made
+            self.settle_save()  # before the next copy is made
             self.saver.save(snapshots.take(self), self.best["step"])
         self.saved = self.step
+
+    def settle_save(self) -> None:
+        """Wait for the checkpoint that is being written, and enter it into the receipt."""
+        if snapshot := self.saver.finish():
+            self.journal.saved(snapshot)
 
     def final_weights(self) -> dict[str, Tensor]:
         """The weights that the run is for: the averaged ones where there are any."""

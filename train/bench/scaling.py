@@ -36,7 +36,7 @@ class Plan(NamedTuple):
 
 def measure(plan: Plan) -> None:
     """Check everything, take turns, and leave and show the results; those of whole rounds stay when it is stopped."""
-    config = read_settings(plan.settings)
+    config, _ = read_settings(plan.settings)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() and config.parallel.device != "cpu" else 0
     names = plan.modes.split(",") if plan.modes else default_modes(config, gpus)
     setups, lanes = read_modes(names, config, gpus, plan.precision)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import xxhash
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -41,19 +42,23 @@ def refusal(bad: BadSample) -> RunError:
 
 @dataclass
 class Batch:
-    """A decoded micro-batch: the samples' fields stacked along dimension 0, the keys of those samples, and the bad ones."""
+    """A decoded micro-batch: the samples' fields stacked along dimension 0, the keys of those samples, and the bad ones.
+
+    `digest` stands for all that is in it: samples, order, decoding and augmentation.
+    """
 
     fields: dict[str, Tensor]
     keys: list[int]
     bad: list[BadSample] = field(default_factory=list)
     failure: str | None = None
+    digest: int = 0
 
     def to(self, device: torch.device) -> Batch:
         fields = {name: value.to(device, non_blocking=True) for name, value in self.fields.items()}
-        return Batch(fields, self.keys, self.bad, self.failure)
+        return replace(self, fields=fields)
 
     def pin_memory(self) -> Batch:
-        return Batch({name: value.pin_memory() for name, value in self.fields.items()}, self.keys, self.bad, self.failure)
+        return replace(self, fields={name: value.pin_memory() for name, value in self.fields.items()})
 
 
 class Decoding(Dataset[Batch]):
@@ -85,7 +90,7 @@ class Decoding(Dataset[Batch]):
             fields = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]} if samples else {}
         except RuntimeError:
             return Batch({}, good, bad, self._uneven(samples, good))
-        return Batch(fields, good, bad)
+        return Batch(fields, good, bad, digest=_digest(fields, good))
 
     def _uneven(self, samples: Sequence[dict[str, Tensor]], keys: Sequence[int]) -> str:
         for name, first in samples[0].items():
@@ -97,6 +102,15 @@ class Decoding(Dataset[Batch]):
                         "to data.transforms.train and data.transforms.validation"
                     )
         return "samples of a batch differ in their type"
+
+
+def _digest(fields: dict[str, Tensor], keys: Sequence[int]) -> int:
+    """63 bits, so that a signed integer holds them."""
+    digest = xxhash.xxh3_64(",".join(map(str, keys)).encode())
+    for name, value in sorted(fields.items()):
+        digest.update(name.encode())
+        digest.update(value.contiguous().view(-1).numpy().data)
+    return digest.intdigest() >> 1
 
 
 @contextmanager
