@@ -118,7 +118,8 @@ def configuration(then: Receipt, now: Receipt) -> list[str]:
     """The keys that change a step's numbers."""
     old, new = (Config.model_validate(receipt["config"]) for receipt in (then, now))
     different = [found for found in differences(old, new) if found.effect in (Effect.NUMBERS, Effect.LENGTH)]
-    lines = [f"config: {found.key}: {found.old} -> {found.new}" for found in different if found.key != "data.path"]
+    elsewhere = ("data.path", "data.validation_path", "batch.lanes")  # what lies there is compared, and how many lanes there were
+    lines = [f"config: {found.key}: {found.old} -> {found.new}" for found in different if found.key not in elsewhere]
     return lines + _changed("lanes", {"batch.lanes": then["lanes"]}, {"batch.lanes": now["lanes"]})
 
 

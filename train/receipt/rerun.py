@@ -69,10 +69,10 @@ def _git(root: Path, *words: str, stdin: str | None = None) -> subprocess.Comple
 
 def config(receipt: Receipt, tree: Path, data: str | None) -> Config:
     """The run's configuration with its data here."""
-    content = receipt["config"]
-    resolved = Config.model_validate(_here(content, tree))
+    content = _here(receipt["config"], tree)
     if data is not None:
-        resolved = Config.model_validate({**content, "data": {**content["data"], "path": values.data_path(data)}})
+        content["data"]["path"] = values.data_path(data)
+    resolved = Config.model_validate(content)
     path = resolved.data.path
     if path.startswith("/") and not Path(*values.before_wildcard(path)).exists():
         raise CannotTell(f"the data are not here: there is no {path}. Say where they are: --data PATH")
