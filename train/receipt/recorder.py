@@ -88,7 +88,7 @@ class Recorder:
         receipt = {
             "run": job.config.folder.name,
             "config": _without_checkout(job.config.model_dump(mode="json")),
-            "places": self.places,
+            "places": _without_checkout(self.places),
             "data": job.identity(),
             "lanes": job.lanes.count,
             "steps": job.total_steps,
