@@ -28,7 +28,7 @@ from torch import Tensor
 
 from train.disk import refusal
 from train.errors import RunError
-from train.weights import load_parts, load_tensors, save_tensors, weights_sha256
+from train.weights import load_parts, load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint import CheckpointException
@@ -50,6 +50,11 @@ class Snapshot:
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
     in_parts: bool = False
+
+    @property
+    def final(self) -> dict[str, Tensor]:
+        """The weights that the run is for: the averaged ones where there are any."""
+        return self.tensors.get("ema") or self.tensors["model"]
 
 
 def write(folder: Path, snapshot: Snapshot) -> Path:
@@ -206,10 +211,7 @@ def _begin(temporary: Path) -> None:
 
 
 def _seal(folder: Path, snapshot: Snapshot) -> None:
-    """Write the state, the weights' hash in it, flush everything to the disk, and fix what it is now."""
-    stem = "ema" if "ema" in snapshot.tensors else "model"
-    weights = load_parts(folder / stem) if snapshot.in_parts else snapshot.tensors[stem]
-    snapshot.state["weights_sha256"] = weights_sha256(weights)
+    """Write the state, flush everything to the disk, and fix what it is now."""
     state = json.dumps({"step": snapshot.step, "state": snapshot.state}, indent=1, default=_plain)
     (folder / _STATE).write_text(state, encoding="utf-8")
     checksums = {}

@@ -18,6 +18,7 @@ from train.job import Job
 from train.progress import Progress
 from train.receipt.recorder import Recorder
 from train.run_folder import RunFolder
+from train.saving import Saved
 from train.weights import weights_sha256
 
 if TYPE_CHECKING:
@@ -102,10 +103,10 @@ class Journal:
         """What a checkpoint keeps of the receipt."""
         return self._recorder.history() if self.folder else None
 
-    def saved(self, snapshot: Snapshot) -> None:
-        """A checkpoint is on the disk."""
+    def saved(self, checkpoint: Saved) -> None:
+        """Enter a checkpoint into the receipt."""
         if self.folder:
-            self._recorder.saved(snapshot)
+            self._recorder.saved(checkpoint)
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         self._record(step, metrics)

@@ -6,6 +6,7 @@ import contextlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -14,8 +15,16 @@ from train.checkpoint import Snapshot
 from train.errors import LockstepError
 from train.parallel import machines
 from train.parallel.processes import Processes
+from train.weights import weights_sha256
 
 _LAST_SECONDS = 20.0  # for a save that is under way when another machine is gone
+
+
+class Saved(NamedTuple):
+    """A checkpoint that is on the disk; the hash of its weights on the main process."""
+
+    step: int
+    weights_sha256: str | None
 
 
 class Saver:
@@ -27,7 +36,7 @@ class Saver:
         # A new thread would take the first GPU for its own.
         choose = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="save", initializer=choose)
-        self._pending: Future[Snapshot] | None = None
+        self._pending: Future[Saved] | None = None
         machines.before_end(partial(self.settle, _LAST_SECONDS))
 
     def save(self, snapshot: Snapshot, best: int | None) -> None:
@@ -40,7 +49,7 @@ class Saver:
         """Whether the checkpoint that was being written has come to nothing."""
         return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
-    def finish(self, seconds: float | None = None) -> Snapshot | None:
+    def finish(self, seconds: float | None = None) -> Saved | None:
         """Wait for it, so long at the most, and give what is written, or raise what has become of it."""
         if self._pending is None:
             return None
@@ -52,11 +61,13 @@ class Saver:
         with contextlib.suppress(LockstepError, RuntimeError, TimeoutError):
             self.finish(seconds)
 
-    def _write(self, snapshot: Snapshot, best: int | None) -> Snapshot:
+    def _write(self, snapshot: Snapshot, best: int | None) -> Saved:
         if snapshot.in_parts:
-            checkpoint.write_parts(self.folder, snapshot, self.processes)
+            path = checkpoint.write_parts(self.folder, snapshot, self.processes)
         elif self.processes.main:
-            checkpoint.write(self.folder, snapshot)
-        if self.processes.main:
-            checkpoint.prune(self.folder, snapshot.step, self.keep, best)
-        return snapshot
+            path = checkpoint.write(self.folder, snapshot)
+        if not self.processes.main:
+            return Saved(snapshot.step, None)
+        checkpoint.prune(self.folder, snapshot.step, self.keep, best)
+        whole = checkpoint.read(path) if snapshot.in_parts else snapshot
+        return Saved(snapshot.step, weights_sha256(whole.final))

@@ -260,8 +260,8 @@ class Trainer:
 
     def settle_save(self) -> None:
         """Wait for the checkpoint that is being written, and enter it into the receipt."""
-        if snapshot := self.saver.finish():
-            self.journal.saved(snapshot)
+        if saved := self.saver.finish():
+            self.journal.saved(saved)
 
     def final_weights(self) -> dict[str, Tensor]:
         """The weights that the run is for: the averaged ones where there are any."""

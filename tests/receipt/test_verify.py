@@ -52,14 +52,14 @@ def rewrite(train: Runner, change: Callable[[dict[str, Any]], None]) -> None:
     (left.folder(train) / document.NAME).write_text(document.sealed(receipt))
 
 
-def test_a_run_is_made_again_on_any_number_of_processes(run: Runner) -> None:
-    for processes in (1, 2, 4):
-        found = verify(run, "--processes", str(processes), "--json")
-        assert found.exit_code == IDENTICAL, found.output
-        [piece] = json.loads(found.stdout)["pieces"]
-        assert piece["weights_compared_at"] == [4, 8]
-        assert piece["steps_compared"] == 4
-        assert piece["differences"] == ([] if processes == 1 else ["accelerate: mode: single -> ddp"])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_run_is_made_again_on_any_number_of_processes(run: Runner, processes: int) -> None:
+    found = verify(run, "--processes", str(processes), "--json")
+    assert found.exit_code == IDENTICAL, found.output
+    [piece] = json.loads(found.stdout)["pieces"]
+    assert piece["weights_compared_at"] == [4, 8]
+    assert piece["steps_compared"] == 4
+    assert piece["differences"] == ([] if processes == 1 else ["accelerate: mode: single -> ddp"])
 
 
 def test_a_receipt_alone_is_enough_in_another_clone(run: Runner, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import xxhash
 
 from train.receipt import document
 from train.receipt.environment import ROOT, environment
+from train.saving import Saved
+from train.weights import weights_sha256
 
 if TYPE_CHECKING:
     from train.checkpoint import Snapshot
@@ -47,7 +49,7 @@ class Recorder:
         if now not in self._environments:
             self._environments.append(now)
         if snapshot:
-            self._enter(snapshot)
+            self._checkpoints.append(Saved(snapshot.step, weights_sha256(snapshot.final))._asdict())
         self._starts.append(
             {
                 "step": snapshot.step if snapshot else 0,
@@ -76,12 +78,9 @@ class Recorder:
         if len(self._trace) > _LONGEST_TRACE:
             self._trace = [entry for entry in self._trace if entry[0] % (2 * every) == 0]
 
-    def saved(self, snapshot: Snapshot) -> None:
-        self._enter(snapshot)
+    def saved(self, checkpoint: Saved) -> None:
+        self._checkpoints.append(checkpoint._asdict())
         self.write(None)
-
-    def _enter(self, snapshot: Snapshot) -> None:
-        self._checkpoints.append({"step": snapshot.step, "weights_sha256": snapshot.state["weights_sha256"]})
 
     def write(self, result: Mapping[str, Any] | None) -> None:
         job = self.job
