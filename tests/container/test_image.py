@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -231,6 +232,7 @@ def test_two_builds_of_one_commit_are_the_same_layers(image: Checkout, tmp_path:
             )
         assert built.returncode == 0, built.stderr
         layers.append(_layers(tmp_path / str(number)))
+        shutil.rmtree(tmp_path / str(number))
     assert layers[0] == layers[1]
     assert len(layers[0]) >= 4
 
