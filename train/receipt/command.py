@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 @click.option("--data", metavar="PATH", help="Where the run's data are here.")
 @click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="To train with, whatever the run had.")
 @click.option("--steps", type=click.IntRange(1), help="Stop after so many.")
-@click.option("--segment", type=click.IntRange(1), metavar="K", help="Only from checkpoint K - 1 (0: the beginning) to the next.")
+@click.option(
+    "--segment",
+    type=click.IntRange(1),
+    metavar="K",
+    help="Only the K-th of the pieces between the checkpoints that are still there.",
+)
 @click.option("--all-segments", is_flag=True, help="All pieces between the checkpoints in the run's folder, at the same time.")
 @click.option("--jobs", type=click.IntRange(1), help="Pieces at a time; by default as many as there are cores for.")
 @click.option("--here", is_flag=True, help="Take this checkout's code, though it is not the run's.")
