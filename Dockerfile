@@ -27,12 +27,13 @@ FROM system AS packages
 ARG LOCK=requirements.lock
 ARG PIP_EXTRA_INDEX_URL
 COPY ${LOCK} /requirements.lock
-# Bytecode that is valid by its source's hash and not by its time is the same in each build.
+# Bytecode that is valid by its source's hash and not by its time is the same in each build; what Python starts with must not
+# be written before by Python itself.
 RUN --mount=type=cache,target=/root/.cache/pip \
     python3 -m venv /opt/venv \
     && /opt/venv/bin/pip install --disable-pip-version-check --require-hashes --no-deps --no-compile -r /requirements.lock \
     && find /opt/venv -name __pycache__ -prune -exec rm -r {} + \
-    && { /opt/venv/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/venv/lib || true; }
+    && { PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/venv/lib || true; }
 
 FROM system AS project
 COPY . /project/workspace
