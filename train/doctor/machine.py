@@ -78,7 +78,7 @@ def temporary() -> Finding:
 
 def folder(subject: str, path: Path) -> Finding:
     """Whether a folder can be written, or made where it is missing, and the room that is left on its disk."""
-    there = next(place for place in [path.absolute(), *path.absolute().parents] if os.path.exists(place))  # noqa: PTH110  # which asks no permission
+    there = next(place for place in [path.absolute(), *path.absolute().parents] if os.access(place, os.F_OK))
     free = shutil.disk_usage(there).free
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         mend = f"make {there} a folder that uid {os.getuid()} may write; for a container set RUN_AS to its owner (id -u, id -g)"
