@@ -138,7 +138,7 @@ def test_a_signal_to_the_launcher_alone_ends_in_a_save_and_leaves_no_process(
     train: Runner, launch: Callable[..., Launched], expected: str, launcher: tuple[str, ...], number: signal.Signals
 ) -> None:
     outputs = f"run.output_dir={train.outputs}"
-    launched = launch(*launcher, "train/main.py", config(train), *MODEL, outputs, env={"SPY_SECONDS": "2"})
+    launched = launch(*launcher, "train/main.py", config(train), *MODEL, outputs, env={"SPY_SECONDS": "0.5"})
     until(lambda: "step 3/12" in launched.output or launched.process.poll() is not None, launched)
     os.kill(launched.process.pid, number)
     launched.process.wait(60)

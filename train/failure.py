@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import sys
 import time
 import traceback
@@ -29,9 +28,6 @@ _PEER_SECONDS = 2.0  # in which the process that failed first can say why
 
 def tell(error: Exception, *, debug: bool) -> int:
     """Say what went wrong, once where all processes know it, and give the exit code."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises when one more worker dies
-    for number in (signal.SIGTERM, signal.SIGINT):  # the launcher's, to those that are left; they would promise a save
-        signal.signal(number, signal.SIG_IGN)
     rank = os.environ.get("RANK", "0")
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     silent = False

@@ -1,6 +1,7 @@
 """The launched script: `accelerate launch train/main.py [CONFIG.yaml ...] [key=value ...]`."""
 
 import os
+import signal
 import sys
 
 _here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pathlib would be imported from the wrong folder
@@ -49,6 +50,9 @@ def main(settings: tuple[str, ...], dry_run: bool, stop_at: int | None, debug: b
 
 def _told(error: Exception, *, debug: bool) -> int:
     try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises when one more worker dies
+        for number in (signal.SIGTERM, signal.SIGINT):  # the launcher's, to those that are left; they would promise a save
+            signal.signal(number, signal.SIG_IGN)
         return failure.tell(error, debug=debug)
     except RuntimeError as another:  # from torch's handler of SIGCHLD, which had seen one more worker die
         return failure.tell(another, debug=debug)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -161,8 +162,11 @@ def test_what_is_missing_is_told_in_a_line(
 
 
 def test_steps_and_segments_that_there_are_not_are_refused(run: Runner) -> None:
+    """In the process of whoever calls it, which keeps its own ways with signals."""
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)]
     assert "the receipt ends at step 8" in verify(run, "--steps", "9").output
     assert "there are 1 to 2" in verify(run, "--segment", "3").output
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)] == handlers
 
 
 def diff(*runs: Runner) -> Result:
