@@ -54,6 +54,9 @@ ENV PATH=/opt/venv/bin:$PATH \
     HOME=/cache \
     USER=lockstep
 COPY --from=project /project/ /
+# For the receipts of runs: there is no .git in here to ask.
+ARG LOCKSTEP_COMMIT
+ENV LOCKSTEP_COMMIT=${LOCKSTEP_COMMIT}
 WORKDIR /workspace
 USER 10001:10001
 # -g: a signal reaches the trainer too, which accelerate's launcher does not tell.

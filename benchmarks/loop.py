@@ -1,8 +1,8 @@
-"""What a step costs here beside a bare PyTorch loop and an Accelerate loop as its documentation writes it.
+"""What a step costs here, with and without the receipt, beside a bare PyTorch loop and Accelerate's as its documentation has it.
 
     python benchmarks/loop.py [CONFIG.yaml ...] [key=value ...] [--rounds 60] [--blocks 6] [--steps 1]
 
-The three train the same model on the same pictures with the same optimizer, at one lane, with the same number of workers and
+They train the same model on the same pictures with the same optimizer, at one lane, with the same number of workers and
 CPU threads, and log the loss every ten steps. They take turns in one process. Who comes after whom matters (a worker of the one
 before still refills its queue), and who was made first (where its tensors lie), by one or two per cent each: so the turns are
 shuffled, and the loops are made anew several times in shuffled order. The table gives the median of all rounds' ratios, and how
@@ -19,8 +19,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -35,6 +37,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from train import determinism, models
 from train.config import Config
+from train.data import loader as decoding
 from train.data.plan import first_records, rows_of
 from train.data.transforms import decode
 from train.job import Job, prepare
@@ -43,6 +46,7 @@ from train.optim import build_optimizer
 from train.parallel.launch import Launch
 from train.parallel.mode import choose
 from train.parallel.processes import Processes
+from train.receipt import recorder as receipt
 from train.run import load_config
 from train.run_folder import RunFolder
 from train.stopping import StopRequest
@@ -127,16 +131,29 @@ def accelerated(job: Job, loader: DataLoader[tuple[Tensor, Tensor]], log: StepLo
     return train
 
 
-def ours(job: Job, folder: RunFolder) -> Callable[[int], None]:
+def ours(job: Job, folder: RunFolder, recorded: Callable[[], AbstractContextManager[Any]]) -> Callable[[int], None]:
     trainer = Trainer(job, StopRequest())
     journal = Journal(job, folder, {}, None, evaluated=0, seconds=0.0)
-    trainer.begin(journal)
+    with recorded():  # the workers are forked here
+        trainer.begin(journal)
 
     def train(steps: int) -> None:
-        for _ in range(steps):
-            trainer.train_step()
+        with recorded():
+            for _ in range(steps):
+                trainer.train_step()
 
     return train
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Nothing is hashed, summed up or kept for a receipt."""
+    with (
+        mock.patch.object(decoding, "_digest", lambda fields, keys: 0),
+        mock.patch.object(receipt, "shown", lambda before, step, lanes: before),
+        mock.patch.object(receipt.Recorder, "step", lambda *arguments: None),
+    ):
+        yield
 
 
 @click.command()
@@ -190,14 +207,15 @@ def measure(config: Config, rounds: int, steps: int, order: random.Random, times
         makers: dict[str, Callable[[], Callable[[int], None]]] = {
             "bare PyTorch loop": lambda: bare(job, loader, StepLog(sink)),
             "Accelerate loop": lambda: accelerated(job, loader, StepLog(sink)),
-            "this trainer": lambda: ours(job, RunFolder(config.folder)),
+            "this trainer": lambda: ours(job, RunFolder(config.folder / "with"), nullcontext),
+            "this trainer, no receipt": lambda: ours(job, RunFolder(config.folder / "without"), unrecorded),
         }
         names = list(makers)
         loops = {name: makers[name]() for name in order.sample(names, len(names))}
         for turn in range(rounds + 1):
             order.shuffle(names)
             for name in names:
-                strict = config.run.model_copy(update={"determinism": "strict" if name == "this trainer" else "fast"})
+                strict = config.run.model_copy(update={"determinism": "strict" if name.startswith("this trainer") else "fast"})
                 determinism.apply(strict.model_copy(update={"threads": job.threads}), 1)
                 began, worked = time.perf_counter(), time.thread_time()
                 loops[name](steps)
@@ -219,14 +237,21 @@ def show(job: Job, measured: dict[str, dict[str, list[float]]]) -> None:
     for column in ("loop", "ms a step", "times the bare loop", "95 % interval"):
         table.add_column(column, justify="left" if column == "loop" else "right")
     for what, times in measured.items():
-        bare = times["bare PyTorch loop"]
         table.add_section()
         for name, own in sorted(times.items()):
-            ratios = sorted(time / reference for time, reference in zip(own, bare, strict=True))
-            low, high = middle(len(ratios))
-            interval = f"{ratios[low]:.3f} to {ratios[high]:.3f}"
-            table.add_row(f"{name}, {what}", f"{1000 * statistics.median(own):.2f}", f"{statistics.median(ratios):.3f}", interval)
+            ratio = compared(own, times["bare PyTorch loop"])
+            table.add_row(f"{name}, {what}", f"{1000 * statistics.median(own):.2f}", *ratio)
     Console().print(table)
+    for what, times in measured.items():
+        cost, interval = compared(times["this trainer"], times["this trainer, no receipt"])
+        print(f"a step with its receipt, times one without, {what}: {cost} ({interval})")
+
+
+def compared(own: list[float], reference: list[float]) -> tuple[str, str]:
+    """The median of the rounds' ratios, and its 95 % interval."""
+    ratios = sorted(time / other for time, other in zip(own, reference, strict=True))
+    low, high = middle(len(ratios))
+    return f"{statistics.median(ratios):.3f}", f"{ratios[low]:.3f} to {ratios[high]:.3f}"
 
 
 if __name__ == "__main__":

@@ -55,8 +55,11 @@ class Job:
 
     def identity(self) -> dict[str, Any]:
         """What no key of the configuration says and a step's numbers depend on, as far as it is known."""
-        data = {**self.sources.identity, "classes": list(self.sources.classes), "samples": self.epoch_length}
-        return {"precision": self.accelerator.mixed_precision, **data}
+        return {"precision": self.accelerator.mixed_precision, **self.data()}
+
+    def data(self) -> dict[str, Any]:
+        """What the data are known by."""
+        return {**self.sources.identity, "classes": list(self.sources.classes), "samples": self.epoch_length}
 
     def launch(self) -> dict[str, Any]:
         """What the launcher and Accelerate decided, with what said it."""

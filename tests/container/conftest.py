@@ -16,6 +16,7 @@ from tests.conftest import ROOT
 
 TAG = "lockstep-test"
 LEFT_LYING = "fedcba9876543210fedcba9876543210fedcba98"  # a W&B key in files of the checkout
+COMMIT = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 BUILD_SECONDS, RUN_SECONDS = 1800, 300
 USER = "12345:12345" if os.getuid() == 0 else f"{os.getuid()}:{os.getgid()}"  # whom the results are to belong to
 
@@ -78,7 +79,8 @@ def image(engine: None, tmp_path_factory: pytest.TempPathFactory, request: pytes
     overriding = os.environ.get("COMPOSE_FILE", "docker-compose.gpu.yml")
     checkout = Checkout(folder, {"IMAGE": TAG, "RUN_AS": USER, "COMPOSE_FILE": overriding, "COMPOSE_PROJECT_NAME": TAG})
     start = time.monotonic()
-    arguments = ["--build-arg", f"CUDA_IMAGE={base}"] if (base := os.environ.get("CUDA_IMAGE")) else []
+    arguments = ["--build-arg", f"LOCKSTEP_COMMIT={COMMIT}"]
+    arguments += ["--build-arg", f"CUDA_IMAGE={base}"] if (base := os.environ.get("CUDA_IMAGE")) else []
     output = f"type=image,name={TAG},compression=uncompressed"  # packing 6 GB takes longer than making them
     built = checkout("docker", "buildx", "build", "--network", "host", *arguments, "--output", output, ".", seconds=BUILD_SECONDS)
     assert built.returncode == 0, built.stderr

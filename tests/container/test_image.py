@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.conftest import ROOT, Runner
-from tests.container.conftest import BUILD_SECONDS, LEFT_LYING, RUN_SECONDS, TAG, USER, Checkout
-from train import driver
+from tests.container.conftest import BUILD_SECONDS, COMMIT, LEFT_LYING, RUN_SECONDS, TAG, USER, Checkout
+from train import cli, driver
+from train.receipt import document
 
 pytestmark = pytest.mark.container
 
@@ -39,6 +41,10 @@ def test_the_default_run_gives_the_same_bits_inside_and_outside(run: Run, image:
     assert found["metrics"]["validation/accuracy"] >= 0.97
     assert found["weights_sha256"] == expected["weights_sha256"]
     assert found["metrics"] == expected["metrics"]
+    [folder] = (image.folder / "outputs").glob("inside-*")
+    environment = document.read(folder)["environments"][0]
+    assert (environment["code"]["commit"], environment["image"]) == (COMMIT, TAG)
+    assert CliRunner().invoke(cli.main, ["verify", str(folder), "--steps", "40"]).exit_code == 0
 
 
 def test_results_belong_to_the_caller(run: Run, image: Checkout) -> None:

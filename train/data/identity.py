@@ -10,8 +10,8 @@ from typing import Any
 
 from train.data.readers import is_remote
 
-_READ = 64  # files whose ends are read, evenly spread over all
-_END = 65536  # bytes of each end
+_FILES = 64  # whose beginnings and ends are read, evenly spread over all
+_BYTES = 2**27  # read of them, a tenth of a second's work: smaller data in so few files are read whole
 
 
 def identity(files: Sequence[str], names: Sequence[str], revision: str | None) -> dict[str, Any]:
@@ -21,11 +21,13 @@ def identity(files: Sequence[str], names: Sequence[str], revision: str | None) -
     """
     local = [file for file in files if not is_remote(file)]
     ends = hashlib.sha256()
-    for file in local[:: -(-len(local) // _READ) or 1]:
+    read = local[:: -(-len(local) // _FILES) or 1]
+    for file in read:
         with Path(file).open("rb") as opened:
-            ends.update(opened.read(_END))
-            opened.seek(-min(_END, os.fstat(opened.fileno()).st_size), os.SEEK_END)
-            ends.update(opened.read(_END))
+            part = _BYTES // (2 * len(read))
+            ends.update(opened.read(part))
+            opened.seek(max(part, os.fstat(opened.fileno()).st_size - part))
+            ends.update(opened.read(part))
     sizes = [os.path.getsize(file) for file in local]  # noqa: PTH202  # a million take 4 s, as Paths 18
     return {
         "files": len(files),

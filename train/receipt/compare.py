@@ -78,23 +78,30 @@ def compare(then: Receipt, now: Receipt, *, after: int = 0) -> Comparison:
         Parting(step, "weights", hashes[0][step], hashes[1][step]) for step in hashed if hashes[0][step] != hashes[1][step]
     ]
     first = min(partings, key=lambda parting: parting.step, default=None)
-    causes = [*data(then, now), *configuration(then, now), *surroundings(then, now)]
+    named = causes(then, now)
+    if first and first.what == "samples" and not named:
+        named = ["data: what the samples hold, in files of the same names, sizes, beginnings and ends"]
     if first is None and not hashed:
         reason = "no step at which both have a hash of the weights"
-        return Comparison(Verdict.CANNOT_TELL, steps, hashed, None, causes, reason)
+        return Comparison(Verdict.CANNOT_TELL, steps, hashed, None, named, reason)
     if first is None:
-        return Comparison(Verdict.IDENTICAL, steps, hashed, None, causes)
+        return Comparison(Verdict.IDENTICAL, steps, hashed, None, named)
     close = all(_close(traces[0][step]["loss"], traces[1][step]["loss"]) for step in steps)
     same_samples = not any(parting.what == "samples" for parting in partings)
     excused = excuses(then, now)
     if steps and close and same_samples and excused:
         reason = f"losses within {TOLERANCE:.0%}; {excused[0]}"
-        return Comparison(Verdict.WITHIN_TOLERANCE, steps, hashed, first, causes, reason)
-    return Comparison(Verdict.DIFFERENT, steps, hashed, first, causes)
+        return Comparison(Verdict.WITHIN_TOLERANCE, steps, hashed, first, named, reason)
+    return Comparison(Verdict.DIFFERENT, steps, hashed, first, named)
 
 
 def _close(then: Any, now: Any) -> bool:
     return isinstance(then, float) and isinstance(now, float) and abs(then - now) <= TOLERANCE * max(abs(then), abs(now))
+
+
+def causes(then: Receipt, now: Receipt) -> list[str]:
+    """All that differs in what made two runs."""
+    return [*data(then, now), *configuration(then, now), *surroundings(then, now)]
 
 
 def excuses(then: Receipt, now: Receipt) -> list[str]:

@@ -88,7 +88,7 @@ class Recorder:
             "run": job.config.folder.name,
             "config": _without_checkout(job.config.model_dump(mode="json")),
             "places": _without_checkout(self.places),
-            "data": job.identity(),
+            "data": job.data(),
             "lanes": job.lanes.count,
             "steps": job.total_steps,
             **self.history(),

@@ -16,6 +16,7 @@ import yaml
 from train.config import Config, values
 from train.errors import LockstepError
 from train.receipt import document
+from train.receipt.compare import causes
 from train.receipt.document import Receipt
 from train.receipt.environment import ROOT, digest
 
@@ -40,7 +41,11 @@ def code(receipt: Receipt, folder: Path, *, here: bool) -> Iterator[Path]:
     [made] = wanted.values()
     commit = made["commit"]
     if commit is None or made["diff_left_out"]:
-        lacking = "its diff, which was too long to keep" if commit else "its commit: it was no checkout of git"
+        lacking = (
+            "its diff, which was too long to keep"
+            if commit
+            else "its commit: it was no checkout of git, or an image built without LOCKSTEP_COMMIT"
+        )
         raise CannotTell(
             f"this checkout's code is not the run's, and the receipt does not have {lacking}. --here takes this code"
         )
@@ -119,6 +124,7 @@ def rerun(
     again = document.read(made[0]) if made else None
     if again is None or again["result"] is None:
         said = (folder / "log").read_text(encoding="utf-8", errors="replace").splitlines()
-        raise CannotTell("the run could not be made again:\n" + "\n".join(said[-_OWN_WORDS:]))
+        known = causes(receipt, again) if again else []
+        raise CannotTell("\n".join(["the run could not be made again:", *said[-_OWN_WORDS:], *known]))
     shutil.rmtree(made[0].parent / "checkpoints", ignore_errors=True)
     return again
