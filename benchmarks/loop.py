@@ -198,7 +198,7 @@ class Times(NamedTuple):
 
 def measure(config: Config, rounds: int, steps: int, order: random.Random, times: Times) -> Job:
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    mode = choose(Launch(), config.parallel)
+    mode = choose(Launch(), config.parallel, config.speed)
     job = prepare(config, accelerator, Processes(accelerator), mode, Launch(), print, saved=None)
     loader = DataLoader(
         Pictures(job), config.batch.size, shuffle=True, drop_last=True, num_workers=job.workers, persistent_workers=True

@@ -11,7 +11,7 @@ from typing import Any
 from accelerate import Accelerator
 from torch import nn
 
-from train import determinism, models
+from train import determinism, models, switches
 from train.config import Config, Every, lanes_problem
 from train.data.loader import Batch, Decoding, refusal
 from train.data.plan import epoch_length, first_records
@@ -63,12 +63,12 @@ class Job:
 
     def launch(self) -> dict[str, Any]:
         """What the launcher and Accelerate decided, with what said it."""
-        compiler = self.accelerator.state.dynamo_plugin.backend.value.lower()
         return {
             "mode": self.mode.name,
             "device": self.mode.device,
             "precision": self.accelerator.mixed_precision,
-            "compiler": compiler,
+            "compiler": self.started.compiler,
+            "blocks": self.started.blocks,
             "machines": self.started.machines,
             "file": self.started.file,
             "settings": {key: list(said) for key, said in self.started.settings.items()},
@@ -79,7 +79,7 @@ class Job:
         batch, length = self.config.batch.size, self.epoch_length
         epochs = f"{self.total_steps * batch / length:.4g} epochs of {length:,} samples" if length else "epochs of unknown length"
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        compiler = self.accelerator.state.dynamo_plugin.backend.value.lower()
+        compiler = self.started.compiler
         return [
             *(f"data: {note}" for note in self.sources.notes),
             f"model: {self.config.model.name}, {parameters:,} parameters",
@@ -107,6 +107,7 @@ def prepare(
 ) -> Job:
     """Open and build what `config` names; `saved` is the state of the checkpoint that the run goes on from."""
     threads = determinism.apply(config.run, processes.count)
+    switches.set_kernels(config.speed)
     lanes = lanes_of(config, processes, mode, saved)
     sources = open_data(config.data, say)
     if isinstance(sources.train, StreamSource):
@@ -116,9 +117,10 @@ def prepare(
         if config.epochs is not None and None in sources.train.sizes:
             say("counting the records of an epoch, which this format does not tell ...")
             sources.train.count()
-    task = ImageClassification(config.data, sources.labels, accelerator.device)
+    task = ImageClassification(config.data, sources.labels, accelerator.device, channels_last=config.speed.channels_last)
     seed_generators(config.run.seed)
     model = models.build(config.model, classes=len(sources.classes), channels=task.channels)
+    switches.lay_out(model, config.speed)
     length, batch = epoch_length(sources.train), config.batch.size
     total = config.steps or math.ceil((config.epochs or 0) * (length or 0) / batch)
     return Job(

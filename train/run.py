@@ -60,7 +60,7 @@ def run(config: Config, places: Mapping[str, str], *, dry_run: bool, stop_at: in
     determinism.prepare_environment(config.run)
     from accelerate import Accelerator
 
-    from train import agreement, resume, tracking
+    from train import agreement, resume, switches, tracking
     from train.job import lanes_of, prepare
     from train.journal import Journal
     from train.parallel import ENGINES
@@ -74,13 +74,15 @@ def run(config: Config, places: Mapping[str, str], *, dry_run: bool, stop_at: in
     main = os.environ.get("RANK", "0") == "0"
     trackers = tracking.resolve(config.tracking, config.folder) if main else tracking.Trackers()
     facts = _facts()
-    mode = choose(facts, config.parallel)
+    mode = choose(facts, config.parallel, config.speed)
+    facts = switches.over(facts, config.speed)
     if mode.name == "tensor":
         os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)  # Accelerate's own way is for models of transformers alone
     accelerator = Accelerator(
         cpu=mode.device == "cpu",  # without CUDA a bare Accelerator would let launched processes train apart
         log_with=trackers.log_with or None,
         project_dir=config.folder,
+        **switches.accelerator_options(config.speed),
     )
     processes = Processes(accelerator)
     _refuse_other_settings(accelerator)
@@ -140,8 +142,9 @@ def _facts() -> Launch:
     old_driver = driver.problem(found, torch.version.cuda)
     devices = torch.cuda.device_count() if not old_driver and torch.cuda.is_available() else 0
     old_driver = old_driver or driver.problem(found, torch.version.cuda, works=devices > 0)
-    bf16 = not devices or torch.cuda.is_bf16_supported(including_emulation=False)
-    return launch.read(os.environ, devices=devices, bf16=bf16, driver=str(found) if found else None, old_driver=old_driver)
+    precisions = launch.precisions() if devices else ()
+    driver_version = str(found) if found else None
+    return launch.read(os.environ, devices=devices, precisions=precisions, driver=driver_version, old_driver=old_driver)
 
 
 def _refuse_other_settings(accelerator: Accelerator) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 
-from train import snapshots
+from train import snapshots, switches
 from train.batches import training_batches, validation_batches
 from train.checkpoint import Snapshot
 from train.config import Every
@@ -38,6 +38,7 @@ class Trainer:
         self.accelerator, self.processes, self.task = job.accelerator, job.processes, job.task
         decay = self.config.ema.decay
         self.average = AveragedModel(job.model) if decay else None  # before the engine wraps or cuts the model
+        switches.fit(job.model, self.config.speed, job.started)
         self.engine = build_engine(job.mode, job.model, job.task, job.lanes, job.accelerator, self.config, job.blank)
         if self.average is not None and decay:
             self.engine.place(self.average.module)

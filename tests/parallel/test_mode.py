@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from train.config import Parallel
+from train.config import Parallel, Switches
 from train.errors import UsageError
 from train.parallel.launch import Launch, launcher_settings
 from train.parallel.mode import choose
@@ -54,19 +54,19 @@ CASES = [
 
 @pytest.mark.parametrize(("launch", "section", "expected"), CASES)
 def test_the_mode_follows_from_what_is_said(launch: Launch, section: dict[str, Any], expected: str) -> None:
-    mode = choose(launch, Parallel(**section))
+    mode = choose(launch, Parallel(**section), Switches())
     assert f"{mode.name} {mode.device}" == expected
 
 
 def test_the_banner_names_what_decided() -> None:
-    assert choose(Launch(devices=2, settings=GPUS), Parallel()).reasons == (
+    assert choose(Launch(devices=2, settings=GPUS), Parallel(), Switches()).reasons == (
         f"one process, and 2 GPUs are named: gpu_ids: 0,1 ({FILE})",
     )
-    [reason, hint] = choose(Launch(devices=3), Parallel()).reasons
+    [reason, hint] = choose(Launch(devices=3), Parallel(), Switches()).reasons
     assert reason == "one process"
     assert "3 GPUs are visible and the first is used: --multi_gpu --num_processes 3 uses all" in hint
-    assert choose(Launch(processes=16, machines=2, devices=8), Parallel()).reasons == ("16 processes on 2 machines",)
-    [reason, hint] = choose(Launch(processes=2, settings=said(num_processes=2)), Parallel()).reasons
+    assert choose(Launch(processes=16, machines=2, devices=8), Parallel(), Switches()).reasons == ("16 processes on 2 machines",)
+    [reason, hint] = choose(Launch(processes=2, settings=said(num_processes=2)), Parallel(), Switches()).reasons
     assert reason == f"2 processes (num_processes: 2 ({FILE}))"
     assert "no GPU is visible" in hint
 
@@ -108,9 +108,13 @@ REFUSALS = [
     (Launch(cuda=""), {"device": "cuda"}, ["parallel.device=cuda", "CUDA_VISIBLE_DEVICES=''"]),
     (Launch(precision="fp16"), {}, ["fp16 is not possible on a CPU; no and bf16 are"]),
     (Launch(precision="fp8"), {}, ["fp8 is not possible on a CPU"]),
-    (Launch(devices=1, precision="bf16", bf16=False), {}, ["bf16 is not possible on this GPU"]),
+    (Launch(devices=1, precision="bf16", precisions=("fp16",)), {}, ["bf16 is not possible on this GPU"]),
     (Launch(processes=2), {"mode": "data_parallel"}, ["data_parallel was asked for", "2 processes makes it ddp"]),
-    (Launch(devices=2, compiler="inductor"), {"mode": "data_parallel"}, ["inductor cannot compile", "nn.DataParallel"]),
+    (
+        Launch(devices=2, compiler="inductor"),
+        {"mode": "data_parallel"},
+        ["inductor cannot compile within nn.DataParallel"],
+    ),
     (
         Launch(devices=1),
         {"split": {"devices": ["cuda:0", "cuda:1"], "at": []}},
@@ -125,13 +129,13 @@ REFUSALS = [
 @pytest.mark.parametrize(("launch", "section", "words"), REFUSALS)
 def test_what_cannot_be_is_refused_with_the_numbers(launch: Launch, section: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(UsageError) as refusal:
-        choose(launch, Parallel(**section))
+        choose(launch, Parallel(**section), Switches())
     assert not [word for word in words if word not in str(refusal.value)], refusal.value
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
     with pytest.raises(UsageError) as refusal:
-        choose(Launch(settings=said(num_processes=2, gpu_ids="0,1"), precision="fp16"), Parallel())
+        choose(Launch(settings=said(num_processes=2, gpu_ids="0,1"), precision="fp16"), Parallel(), Switches())
     assert len(str(refusal.value).splitlines()) == 3
 
 
@@ -148,3 +152,44 @@ def test_flags_of_the_launcher_are_read_up_to_the_script(
 ) -> None:
     monkeypatch.setattr("accelerate.commands.config.config_args.default_config_file", "/no/such/file")
     assert launcher_settings(words) == expected
+
+
+SWITCHED = [
+    (Launch(), {"precision": "fp16"}, ["speed.precision: fp16 is not possible on this device; fp32, bf16 are"]),
+    (
+        Launch(),
+        {"precision": "tf32", "attention": "cudnn"},
+        ["tf32 is not", "cudnn does not run on cpu; flash, math do"],
+    ),
+    (Launch(devices=1), {"precision": "fp8"}, ["fp8 is not possible on this device; fp32, bf16, fp16, tf32 are"]),
+    (Launch(precision="bf16"), {"precision": "fp32"}, ["fp32 was asked for, and mixed_precision: bf16 of accelerate"]),
+    (Launch(devices=1), {"cuda_graphs": True}, ["compiled kernels on a GPU; set speed.compile: model"]),
+    (Launch(), {"cuda_graphs": True, "compile": "model"}, ["compiled kernels on a GPU"]),
+    (Launch(compiler="inductor"), {"recompute": ("layer1",)}, ["speed.recompute: cannot be joined with inductor"]),
+    (Launch(processes=2, fsdp=2), {"compile": "model"}, ["set speed.compile: blocks"]),
+]
+
+
+@pytest.mark.parametrize(("launch", "speed", "words"), SWITCHED)
+def test_a_switch_that_the_device_does_not_have_is_refused_with_those_that_it_has(
+    launch: Launch, speed: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(UsageError) as refusal:
+        choose(launch, Parallel(), Switches(**speed))
+    assert not [word for word in words if word not in str(refusal.value)], refusal.value
+
+
+@pytest.mark.parametrize("speed", [{"compile": "model"}, {"compile": "blocks"}, {"recompute": ("layer1",)}])
+def test_a_pipeline_and_data_parallel_take_neither_a_compiler_nor_recomputation(speed: dict[str, Any]) -> None:
+    for launch, section in (
+        (Launch(processes=2), {"pipeline": {"stages": 2, "split_at": ["layer3"]}}),
+        (Launch(devices=2), {"mode": "data_parallel"}),
+    ):
+        with pytest.raises(UsageError, match=r"speed\.(compile|recompute)"):
+            choose(launch, Parallel(**section), Switches(**speed))
+
+
+def test_what_a_gpu_has_may_be_asked_for() -> None:
+    graphs = Switches(precision="tf32", compile="blocks", cuda_graphs=True, attention="cudnn")
+    assert choose(Launch(devices=1), Parallel(), graphs).name == "single"
+    assert choose(Launch(devices=1, precisions=("bf16", "fp8"), precision="bf16"), Parallel(), Switches(precision="fp8"))

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 import yaml
 
 from train.config import Config, Parallel, Pipeline, Split, lanes_problem
 from train.errors import UsageError
 from train.parallel.lanes import Lanes
-from train.parallel.launch import Launch
+from train.parallel.launch import Launch, precisions
 from train.parallel.mode import Mode, choose, config_problems
 
 TYPES = {
@@ -108,9 +107,9 @@ def _setup(name: str, config: Config, gpus: int, precision: str) -> Setup:
         sizes={"tp": (content.get("parallelism_config") or {}).get("parallelism_config_tp_size", 1)},
         fsdp=(content.get("fsdp_config") or {}).get("fsdp_version", 1) if kind == "FSDP" else 0,
         precision=str(content.get("mixed_precision", "no")),
-        bf16=not gpus or torch.cuda.is_bf16_supported(including_emulation=False),
+        precisions=precisions() if gpus else (),
     )
-    mode = choose(facts, parallel)
+    mode = choose(facts, parallel, config.speed)
     devices = processes
     if mode.name == "data_parallel":
         named = str(content.get("gpu_ids", "all"))

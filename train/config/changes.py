@@ -20,6 +20,7 @@ CONSEQUENCES = {
     "optimizer": "the updates of the weights",
     "schedule": "the learning rate",
     "ema": "the averaged weights",
+    "speed": "the kernels, and with them the rounding of every sum",
 }
 
 

@@ -202,6 +202,23 @@ class Tracking(Section):
     project: Report[Filled] = Field("lockstep", description="project that trackers file the run under")
 
 
+class Switches(Section):
+    precision: Numbers[Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"]] = Field(
+        "auto", description="precision of the arithmetic; auto: accelerate's mixed_precision"
+    )
+    compile: Numbers[Literal["auto", "off", "model", "blocks"]] = Field(
+        "auto", description="compile the whole model, or its blocks one by one, which starts sooner; auto: as accelerate says"
+    )
+    cuda_graphs: Speed[Switch] = Field(False, description="CUDA graphs of the compiled kernels: no launch costs, more memory")
+    channels_last: Numbers[Switch] = Field(False, description="channels last: pictures in the memory order of tensor cores")
+    attention: Numbers[Literal["auto", "flash", "efficient", "cudnn", "math"]] = Field(
+        "auto", description="attention kernel; auto: the fastest that fits"
+    )
+    recompute: Speed[tuple[str, ...]] = Field(
+        (), description="modules, by name or pattern, whose activations are computed twice rather than kept; the bits stay"
+    )
+
+
 class Split(Section):
     devices: Speed[tuple[str, ...]] = Field(
         (), description="devices that a model in one process is cut over, such as cuda:0 and cuda:1; empty: it is not cut"
@@ -244,6 +261,7 @@ class Config(Section):
     checkpoint: Checkpoint = Checkpoint()
     tracking: Tracking = Tracking()
     parallel: Parallel = Parallel()
+    speed: Switches = Switches()
 
     @field_validator("epochs")
     @classmethod

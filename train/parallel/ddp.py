@@ -21,9 +21,8 @@ class DistributedEngine(Engine):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         wrapped: nn.Module = self.accelerator.prepare_model(model)
-        ddp = getattr(wrapped, "_orig_mod", wrapped)  # within torch.compile's wrapper
-        assert isinstance(ddp, DistributedDataParallel)
-        self.ddp = ddp
+        assert isinstance(wrapped, DistributedDataParallel)
+        self.ddp = wrapped
         # One thread takes the buckets in their order, so that communication runs beside the backward pass and every process
         # issues the same collectives in the same order.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")
@@ -44,10 +43,10 @@ class DistributedEngine(Engine):
 
     def merge(self, bucket: GradBucket) -> None:
         """Add the earlier lanes' partial sums to a bucket that holds the last lane's gradients."""
-        places = [self._places[parameter] for parameter in bucket.parameters()]
+        gradients, places = _gradients(bucket), [self._places[parameter] for parameter in bucket.parameters()]
         for partial in self.partials.partials:
             if partial is not None:
-                torch._foreach_add_(bucket.gradients(), [partial[place] for place in places])
+                torch._foreach_add_(gradients, [partial[place] for place in places])
         if bucket.is_last():
             self.partials.partials.clear()
 
@@ -75,6 +74,12 @@ class DistributedEngine(Engine):
                 "several processes cannot train. Take them out of the model, freeze them with requires_grad_(False), or let "
                 "forward use them in every pass; or run one process."
             )
+
+
+def _gradients(bucket: GradBucket) -> list[Tensor]:
+    """The gradients in a bucket in the memory order of their parameters, which `bucket.gradients()` takes to be C order."""
+    parts = bucket.buffer().split([parameter.numel() for parameter in bucket.parameters()])
+    return [part.as_strided(like.size(), like.stride()) for part, like in zip(parts, bucket.parameters(), strict=True)]
 
 
 def _reduce_bucket(engine: DistributedEngine, bucket: GradBucket) -> torch.futures.Future[Tensor]:

@@ -15,6 +15,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter  # what 
 from train.parallel.engine import Engine
 from train.parallel.lanes import tree_sum
 from train.parallel.norm import rows, total
+from train.parallel.units import units
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -69,16 +70,6 @@ class ShardedEngine(Engine):
         dist.all_gather_single(everyone.view(-1), mine)
         whole = everyone.split(shares, dim=1)
         return total([part.reshape(-1)[:count] for part, count in zip(whole, counts, strict=True)])
-
-
-def units(model: nn.Module, wanted: Any = None) -> list[nn.Module]:
-    """The modules whose weights are gathered at one time: those that Accelerate's wrap policy picks, else the model's children,
-    and the children of those that are only a list of others."""
-    if wanted is not None:
-        return [module for module in model.modules() if module is not model and wanted(module)][::-1]
-    lists = (nn.Sequential, nn.ModuleList)
-    inner = [unit for child in model.children() for unit in (child.children() if isinstance(child, lists) else [child])]
-    return [unit for unit in inner if next(unit.parameters(), None) is not None]
 
 
 def _options(model: nn.Module) -> tuple[dict[str, Any], Any]:

@@ -29,8 +29,9 @@ class Launch:
     fsdp: int = 0  # the version of FSDP that was asked for, 0 for none
     sizes: Mapping[str, int] = field(default_factory=dict)  # accelerate's parallelism_config: tp, cp, sp, dp_shard, dp_replicate
     precision: str = "no"
-    bf16: bool = True  # whether the device computes in it
+    precisions: tuple[str, ...] = ("bf16", "fp16", "tf32")  # beyond fp32, of the GPUs that there are
     compiler: str = "no"
+    blocks: bool = False  # whether it compiles the model's blocks one by one
 
     def said(self, key: str) -> str:
         """A setting with its source, for people: `num_processes: 2 (ddp.yaml)`."""
@@ -39,7 +40,12 @@ class Launch:
 
 
 def read(
-    environment: Mapping[str, str], *, devices: int, bf16: bool, driver: str | None = None, old_driver: str | None = None
+    environment: Mapping[str, str],
+    *,
+    devices: int,
+    precisions: tuple[str, ...],
+    driver: str | None = None,
+    old_driver: str | None = None,
 ) -> Launch:
     """The facts from this process's environment and from the command line of the `accelerate launch` that started it."""
     words = launcher_arguments()
@@ -63,9 +69,19 @@ def read(
             if _true(environment.get("ACCELERATE_USE_PARALLELISM_CONFIG"))
         },
         precision=environment.get("ACCELERATE_MIXED_PRECISION", "no"),
-        bf16=bf16,
+        precisions=precisions,
         compiler=environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower(),
+        blocks=_true(environment.get("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION")),
     )
+
+
+def precisions() -> tuple[str, ...]:
+    """What the first GPU computes in beyond fp32."""
+    import torch
+
+    capability = torch.cuda.get_device_capability()
+    least = {"fp16": (0, 0), "bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}  # NVIDIA's compute capabilities
+    return tuple(name for name, needed in least.items() if capability >= needed)
 
 
 def launcher_arguments() -> list[str] | None:

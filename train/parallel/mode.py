@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from train.config import Config, Parallel
+from train import switches
+from train.config import Config, Parallel, Switches
 from train.errors import UsageError
 from train.parallel.launch import Launch
 
@@ -26,12 +27,14 @@ class Mode:
         return self.name not in ("tensor", "pipeline")
 
 
-def choose(launch: Launch, parallel: Parallel) -> Mode:
+def choose(launch: Launch, parallel: Parallel, speed: Switches) -> Mode:
     """The mode, or a UsageError with everything that cannot be."""
-    problems = [*_launch_problems(launch, parallel), *_precision_problems(launch, parallel)]
     device: Literal["cpu", "cuda"] = "cuda" if _on_gpu(launch, parallel) else "cpu"
+    problems = [*_launch_problems(launch, parallel), *switches.problems(launch, speed, device)]
+    problems += _precision_problems(launch, device)
+    launch = switches.over(launch, speed)
     name, reason = _name(launch, parallel, device)
-    problems += _fits(name, launch, parallel, reason)
+    problems += _fits(name, launch, parallel, speed, reason)
     if problems:
         raise UsageError("\n".join(problems))
     return Mode(name, device, (reason, *_hints(name, launch, device)))
@@ -132,17 +135,17 @@ def _gpu_wanted(launch: Launch, parallel: Parallel) -> str | None:
     return launch.said("distributed_type") if kind and kind[0] in ("MULTI_GPU", "FSDP") else None
 
 
-def _precision_problems(launch: Launch, parallel: Parallel) -> list[str]:
-    if not _on_gpu(launch, parallel) and launch.precision in ("fp16", "fp8"):
+def _precision_problems(launch: Launch, device: str) -> list[str]:
+    if device == "cpu" and launch.precision in ("fp16", "fp8"):
         return [f"mixed_precision: {launch.precision} is not possible on a CPU; no and bf16 are"]
     if launch.precision == "fp8":
-        return ["mixed_precision: fp8 is not supported; no, bf16 and fp16 are"]
-    if launch.precision == "bf16" and not launch.bf16:
+        return ["mixed_precision: fp8 is asked for by speed.precision here; no, bf16 and fp16 are possible"]
+    if device == "cuda" and launch.precision == "bf16" and "bf16" not in launch.precisions:
         return ["mixed_precision: bf16 is not possible on this GPU; no and fp16 are"]
     return []
 
 
-def _fits(name: Name, launch: Launch, parallel: Parallel, reason: str) -> list[str]:
+def _fits(name: Name, launch: Launch, parallel: Parallel, speed: Switches, reason: str) -> list[str]:
     """What is wrong with the mode's own numbers."""
     problems = []
     if parallel.mode != "auto" and parallel.mode != name:
@@ -159,13 +162,17 @@ def _fits(name: Name, launch: Launch, parallel: Parallel, reason: str) -> list[s
         problems += _tensor_problems(name, launch, parallel)
     if name in ("tensor", "pipeline"):
         if launch.precision == "fp16":
-            problems.append(f"mixed_precision: fp16 is not possible in mode {name}; no and bf16 are")
+            problems.append(f"fp16 is not possible in mode {name} (mixed_precision, speed.precision); bf16 is")
         if launch.compiler != "no":
-            problems.append(f"dynamo_backend: {launch.compiler} is not possible in mode {name}; use no compiler")
+            problems.append(f"{launch.compiler} is not possible in mode {name} (dynamo_backend, speed.compile); use no compiler")
+    if name in ("data_parallel", "pipeline") and speed.recompute:
+        problems.append(f"speed.recompute: is not possible in mode {name}, which copies or traces the model; leave it empty")
+    if launch.compiler != "no" and speed.recompute:
+        problems.append(f"speed.recompute: cannot be joined with {launch.compiler} (dynamo_backend, speed.compile)")
+    if name == "fsdp" and launch.compiler != "no" and not launch.blocks:
+        problems.append("FSDP gathers the weights of one block at a time: set speed.compile: blocks, or no compiler")
     if name == "data_parallel" and launch.compiler != "no":
-        problems.append(
-            f"dynamo_backend: {launch.compiler} cannot compile a model within nn.DataParallel; use DDP, or no compiler"
-        )
+        problems.append(f"{launch.compiler} cannot compile within nn.DataParallel (dynamo_backend, speed.compile); use DDP")
     return problems
 
 

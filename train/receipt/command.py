@@ -55,7 +55,7 @@ def verify(
     1, 2       this command itself has failed, or was given something else than a receipt
 
     \b
-    train verify outputs/digits-9b304c85
+    train verify outputs/digits-923913ce
     train verify receipt.json --data /pictures --processes 2 --steps 100
     """
     from train.receipt import document

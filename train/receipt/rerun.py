@@ -111,7 +111,10 @@ def rerun(
         "num_processes": processes,
         "use_cpu": launch["device"] == "cpu",
         "mixed_precision": launch["precision"],
-        "dynamo_config": {"dynamo_backend": launch["compiler"].upper()},
+        "dynamo_config": {
+            "dynamo_backend": launch["compiler"].upper(),
+            "dynamo_use_regional_compilation": launch["blocks"],
+        },
     }
     (folder / "accelerate.yaml").write_text(yaml.safe_dump(accelerate), encoding="utf-8")
     launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "-q", "--main_process_port", "0"]

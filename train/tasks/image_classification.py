@@ -43,8 +43,9 @@ class ImageClassification:
 
     higher_is_better: ClassVar = {"accuracy": True, "loss": False}
 
-    def __init__(self, data: config.Data, labels: Labels, device: torch.device) -> None:
+    def __init__(self, data: config.Data, labels: Labels, device: torch.device, *, channels_last: bool = False) -> None:
         self.data = data
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.labels = labels
         self.mean = torch.tensor(data.image.mean, device=device).view(1, -1, 1, 1)
         self.std = torch.tensor(data.image.std, device=device).view(1, -1, 1, 1)
@@ -81,7 +82,7 @@ class ImageClassification:
 
     def inputs(self, batch: Batch) -> Tensor:
         """What the model is called with."""
-        image = batch.fields["image"]
+        image = batch.fields["image"].contiguous(memory_format=self.memory_format)
         image = image.float().div_(255) if image.dtype == torch.uint8 else image
         return (image - self.mean).div_(self.std)
 
