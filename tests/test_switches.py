@@ -67,6 +67,15 @@ def test_recomputed_activations_are_not_kept() -> None:
     assert list(model.state_dict()) == list(resnet18().state_dict())
 
 
+def test_fp8_takes_the_layers_that_fit_and_leaves_their_names() -> None:
+    """The products themselves need a GPU that has them; tensor cores take multiples of 16."""
+    model = nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 10))
+    names = list(model.state_dict())
+    switches.fit(model, Switches(precision="fp8"), Launch())
+    assert [type(layer).__name__ for layer in model] == ["Float8Linear", "ReLU", "Linear"]
+    assert list(model.state_dict()) == names
+
+
 def test_a_module_that_there_is_not_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match=r"no module block\*; its parts are 0, 1, and"):
         switches.fit(nn.Sequential(nn.ReLU(), nn.ReLU()), Switches(recompute=("0", "block*")), Launch())

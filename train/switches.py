@@ -103,7 +103,7 @@ def _compute_in_fp8(model: nn.Module) -> None:
     try:
         from torchao.float8 import convert_to_float8_training
     except ImportError as error:
-        raise UsageError("speed.precision: fp8 needs torchao: pip install 'lockstep[torchao]'") from error
+        raise UsageError("speed.precision: fp8 needs torchao: pip install 'lockstep[fp8]'") from error
 
     def fits(module: nn.Module, name: str) -> bool:
         """Tensor cores take multiples of 16."""
