@@ -6,7 +6,9 @@ Samples are told apart by the red channel, which `tests.made` fills with a sampl
 from __future__ import annotations
 
 import os
+import resource
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -98,3 +100,35 @@ class LateOnOne(Linear):
         super().__init__(classes, channels)
         if os.environ.get("RANK") == "1":
             time.sleep(0.7)
+
+
+class Hungry(Linear):
+    """Asks for `gib` of memory a sample, with `room` in a process that may have so many GiB more addresses than it begins with.
+
+    From its pass number `after` on, in training or in `evaluation`, and with `rank` on that process alone.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        channels: int,
+        gib: float,
+        room: float | None = None,
+        after: int = 1,
+        evaluation: bool = False,
+        rank: int | None = None,
+    ) -> None:
+        super().__init__(classes, channels)
+        self.gib, self.after, self.evaluation, self.passes = gib, after, evaluation, 0
+        if rank is not None and str(rank) != os.environ.get("RANK", "0"):
+            self.gib = 0
+        elif room is not None:
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            limit = used + int(room * 2**30)
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.passes += self.training
+        if self.training != self.evaluation and self.passes >= self.after:
+            torch.empty(int(len(images) * self.gib * 2**30), dtype=torch.uint8, device=images.device)
+        return super().forward(images)

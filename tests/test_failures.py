@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -133,6 +134,59 @@ def test_the_launchers_last_words_are_the_cause(train: Runner, launch: Callable[
     root_cause = launched.output.rpartition("Root Cause")[2]
     assert "step 3: the gradient's norm is nan" in root_cause
     assert "train-00001-of-00002.parquet row 8" in root_cause
+
+
+# --- memory ---
+
+
+def hungry(train: Runner, gib: float = 0.7, **arguments: object) -> tuple[str, str]:
+    """A configuration at micro-batches of 4 samples, of which each asks for 0.7 GiB in a process that may have 2 GiB more."""
+    options = ", ".join(f"{name}: {value}" for name, value in arguments.items())
+    return config(train), f"model={{name: 'tests.spies_failure:Hungry', gib: {gib}, room: 2, {options}}}"
+
+
+def test_a_step_too_large_for_the_memory_says_what_was_held_and_a_number_of_lanes_that_fits(train: Runner) -> None:
+    settings = (*hungry(train), "steps=3", "batch.lanes=2")
+    finished = ended(train.start(*settings))
+    told = last_lines(finished)
+    assert "error: out of memory in step 1: 2.80 GiB more were asked for" in told and told.count("error: ") == 1
+    assert re.search(r"held \d\.\d\d GiB \(parameters 0.00, gradients 0.00, optimizer state 0.00, rest \d\.\d\d\)", told)
+    assert re.search(r"`ulimit -v` gives the process \d+\.\d\d GiB", told)
+    assert "It was the first step of this start" in told
+    assert "Set batch.lanes=4 in place of 2: the micro-batches that the device computes then have 2 in place of 4 samples" in told
+    finished = train.run(*settings, "batch.lanes=4")
+    assert finished.code == 0, finished.output
+
+
+def test_memory_that_runs_out_later_is_told_so_and_the_run_goes_on_with_the_lanes_that_it_says(train: Runner) -> None:
+    settings = (*hungry(train, after=6), "steps=4", "batch.lanes=2", "checkpoint.every=1")  # step 3 makes the passes 5 and 6
+    told = last_lines(ended(train.start(*settings)))
+    assert "out of memory in step 3" in told and "2 steps had fitted, so that something has grown since" in told
+    [resume] = re.findall(r"With (run.resume_from=\S+) and (run.allow_changes=\S+) it goes on from step 2", told)
+    finished = train.run(*settings, "batch.lanes=4", *resume)
+    assert finished.code == 0, finished.output
+    assert "step-00000002, step 2" in finished.output
+
+
+def test_a_micro_batch_of_one_sample_has_other_mends(train: Runner) -> None:
+    told = last_lines(ended(train.start(*hungry(train, gib=2.8), "steps=3", "batch.lanes=8")))
+    assert "A micro-batch of 1 cannot be cut further by batch.lanes" in told and "Set batch.lanes" not in told
+
+
+def test_the_process_that_runs_out_of_memory_says_so_and_the_other_ends_too(train: Runner) -> None:
+    finished = ended(train.start(*hungry(train, rank=1), "steps=3", "batch.lanes=2", processes=2))
+    assert "[process 1] error: out of memory in step 1: 2.80 GiB" in last_lines(finished)
+    assert finished.output.splitlines()[-1].startswith("[process 0] error: another process has ended")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_memory_that_runs_out_in_an_evaluation_leaves_the_training_so_far(train: Runner, processes: int) -> None:
+    made.shards(train.folder / "set", [8], "validation")
+    settings = (*hungry(train, evaluation="true", rank=processes - 1), "steps=3", "batch.lanes=2")
+    finished = ended(train.start(*settings, "evaluate.every=2", "checkpoint.every=3", processes=processes))
+    told = last_lines(finished)
+    assert "error: out of memory in the evaluation after step 2: 2.80 GiB" in told and told.count("error: ") == 1
+    assert left.steps(train) == [2]
 
 
 # --- parts of a model that are not trained ---

@@ -9,6 +9,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
+from tests import made
 from tests.conftest import Runner
 from train import cli
 from train.doctor.cards import published
@@ -39,6 +40,18 @@ def test_data_parallel_on_one_device_is_the_run_without_it(train: Runner) -> Non
     assert list(weights) == list(others)
     for name in weights:
         torch.testing.assert_close(weights[name], others[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_too_large_for_the_card_says_what_it_held_and_a_number_of_lanes_that_fits(train: Runner) -> None:
+    made.shards(train.folder / "set", [13])
+    gib = 0.3 * torch.cuda.mem_get_info()[0] / 2**30  # a sample: four are too many
+    model = f"model={{name: 'tests.spies_failure:Hungry', gib: {gib}}}"
+    settings = (made.config(train.folder), model, "steps=2", "batch.lanes=2", "parallel.device=cuda")
+    finished = train.run(*settings)
+    assert finished.code == 1 and "Traceback" not in finished.output
+    assert "error: out of memory in step 1" in finished.output and "cuda:0 held 0.0" in finished.output
+    assert "Set batch.lanes=4 in place of 2" in finished.output
+    assert train.run(*settings, "batch.lanes=4").code == 0
 
 
 def test_the_doctor_measures_the_gpu_beside_its_published_figures() -> None:

@@ -71,8 +71,13 @@ def evaluate(
         passed = batch if batch is not None and batch.keys else blank
         if passed is not None:
             passed = passed.to(device)
-            output = model(task.inputs(passed))
-        if batch is None or not reports:
+            try:
+                output = model(task.inputs(passed))
+            except RunError as error:
+                if blank is not None:  # the others wait in this pass
+                    raise
+                failure = error
+        if batch is None or not reports or failure is not None:
             continue
         skipped += len(batch.bad)
         if batch.keys and passed is not None:

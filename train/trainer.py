@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 
-from train import snapshots, switches
+from train import memory, snapshots, switches
 from train.batches import training_batches, validation_batches
 from train.checkpoint import Snapshot
 from train.config import Every
@@ -67,7 +67,8 @@ class Trainer:
         """Train to the end, evaluating and saving on the way; after a signal, save and return early."""
         self.begin(journal)
         try:
-            status = self._fit()
+            with memory.explained(self):
+                status = self._fit()
         except BaseException as error:
             self.saver.settle()
             if isinstance(error, LockstepError) and error.everywhere:
@@ -203,12 +204,14 @@ class Trainer:
         if self.validation is None or self.evaluated == self.step or self.config.evaluate.every.count == 0:
             return True
         model = self.plain if self.average is None else self.average.module
-        with self.journal.pausing(), self.accelerator.autocast(), self.engine.evaluating(model) as outputs:
+        explained = memory.explained(self, evaluation=True)
+        with explained, self.journal.pausing(), self.accelerator.autocast(), self.engine.evaluating(model) as outputs:
             batches = (self._checked(batch, f"validation after step {self.step}") for batch in self.validation)
             try:
                 blank = self.job.blank if self.engine.together else None
                 device, reports = self.accelerator.device, self.engine.reports
-                metrics = evaluate(self.task, outputs, batches, device, self.processes, self.stop, blank, reports=reports)
+                passing = memory.explained(self, evaluation=True)(outputs)
+                metrics = evaluate(self.task, passing, batches, device, self.processes, self.stop, blank, reports=reports)
             except RunError:  # all processes'; the training so far is none of its causes
                 if self.config.checkpoint.every.count and self.saved != self.step:
                     self.save()
