@@ -5,16 +5,17 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from train import tracing, tracking
+from train import tracking
 from train.checkpoint import Snapshot
 from train.data.loader import BadSample
 from train.job import Job
+from train.profiling.profiler import Profiler
 from train.progress import Progress
 from train.receipt.recorder import Recorder
 from train.run_folder import RunFolder
@@ -37,6 +38,7 @@ class Journal:
         *,
         evaluated: int,
         seconds: float,
+        profile: tuple[int, int] | None = None,
     ) -> None:
         step = snapshot.step if snapshot else 0
         self.job, self.folder = job, folder
@@ -44,8 +46,7 @@ class Journal:
         self._before = seconds
         self._interval_steps, self._waited = 0, 0.0
         path = job.config.folder / f"trace-{job.processes.rank}.json"
-        traced = job.config.tracking.trace
-        self._profiler = tracing.last_steps(path, traced, job.total_steps - step) if traced else None
+        self._profiler = Profiler(profile, path, step) if profile else None
         if folder:
             folder.write("config.yaml", job.config.to_yaml())
             tracking.rewind(folder.path / "metrics.jsonl", step or -1, evaluated or -1)
@@ -79,10 +80,20 @@ class Journal:
 
     def step(self, step: int) -> None:
         self._interval_steps += 1
-        if self._profiler:
-            self._profiler.step()
         if self.folder:
             self._progress.update(step)
+
+    def end_step(self) -> None:
+        """After all of a step, its logging too."""
+        if self._profiler:
+            with self.pausing():
+                if summary := self._profiler.step():
+                    self._end_profile(summary)
+
+    def _end_profile(self, summary: Sequence[str]) -> None:
+        self._profiler = None
+        for line in summary:
+            self.say(line)
 
     def training(self, step: int, values: Mapping[str, float], shown: int) -> None:
         """The numbers of a step; the rates are those since the last call. `shown` is the digest of all samples until here."""
@@ -118,6 +129,8 @@ class Journal:
 
     def close(self, status: str, step: int, weights: Mapping[str, Tensor], metrics: Mapping[str, float], skipped: int) -> None:
         """Write the final weights and the summary."""
+        if self._profiler:
+            self._end_profile(self._profiler.stop())
         if not self.folder:
             return
         self._progress.close()

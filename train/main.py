@@ -15,12 +15,28 @@ from train.errors import STOPPED_EXIT_CODE  # noqa: E402
 from train.progress import show_cursor  # noqa: E402
 
 
+def _steps(context: click.Context, option: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    first, _, last = (text or "").partition("..")
+    if text is not None and not (first.isdecimal() and last.isdecimal()):
+        raise click.BadParameter("write the first and the last step, such as 10..20")
+    if text is None:
+        return None
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # read when torch is imported: else its profiler remarks on itself
+    return int(first), int(last)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("settings", nargs=-1, metavar="[CONFIG.yaml ...] [key=value ...]")
 @click.option("--dry-run", is_flag=True, help="Print the resolved config and the plan, and stop.")
 @click.option("--stop-at", type=click.IntRange(1), metavar="STEP", help="Save after this step and stop, as a signal would.")
+@click.option(
+    "--profile",
+    callback=_steps,
+    metavar="FIRST..LAST",
+    help="Trace these steps, both included, and say what their time goes into.",
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def main(settings: tuple[str, ...], dry_run: bool, stop_at: int | None, debug: bool) -> None:
+def main(settings: tuple[str, ...], dry_run: bool, stop_at: int | None, profile: tuple[int, int] | None, debug: bool) -> None:
     """Train what the CONFIG files say, each over the one before, with key=value settings over all of them.
 
     Without a CONFIG it trains the digits that come with the project. The same command again goes on where the run was
@@ -38,7 +54,7 @@ def main(settings: tuple[str, ...], dry_run: bool, stop_at: int | None, debug: b
         from train.run import read_settings, run
 
         machines.join()
-        status = run(*read_settings(settings), dry_run=dry_run, stop_at=stop_at)
+        status = run(*read_settings(settings), dry_run=dry_run, stop_at=stop_at, profile=profile)
         machines.leave()
     except Exception as error:
         _leave(_told(error, debug=debug))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from train import checkpoint
 from train.checkpoint import Snapshot
-from train.config import Config, differences, verdict
+from train.config import Config, differences, recorded, verdict
 from train.errors import RunError, UsageError
 from train.parallel.processes import Processes
 
@@ -24,7 +24,7 @@ def find(config: Config, processes: Processes, say: Callable[[str], None]) -> Sn
     if path is None:
         return None
     snapshot = _read(path, processes)
-    compare(Config.model_validate(snapshot.state["config"]), config, say)
+    compare(recorded(snapshot.state["config"]), config, say)
     say(f"resuming: {path}, step {snapshot.step}")
     return snapshot
 

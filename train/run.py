@@ -52,10 +52,18 @@ def _load(files: Sequence[Path], overrides: Sequence[str]) -> tuple[Config, dict
     return configuration.load(files, overrides, checks)
 
 
-def run(config: Config, places: Mapping[str, str], *, dry_run: bool, stop_at: int | None = None) -> str:
+def run(
+    config: Config,
+    places: Mapping[str, str],
+    *,
+    dry_run: bool,
+    stop_at: int | None = None,
+    profile: tuple[int, int] | None = None,
+) -> str:
     """Train, to the end or to the step `stop_at`, or with `dry_run` only say what would be trained.
 
-    `places` says where the keys of `config` were said, for the receipt. Returns "finished" or "stopped".
+    `profile` names the first and the last of the steps that are profiled. `places` says where the keys of `config` were said,
+    for the receipt. Returns "finished" or "stopped".
     """
     determinism.prepare_environment(config.run)
     from accelerate import Accelerator
@@ -66,6 +74,7 @@ def run(config: Config, places: Mapping[str, str], *, dry_run: bool, stop_at: in
     from train.parallel import ENGINES
     from train.parallel.mode import choose
     from train.parallel.processes import Processes
+    from train.profiling import profiler
     from train.run_folder import RunFolder
     from train.stopping import Interrupted, StopRequest, stop_with_the_launcher
     from train.trainer import Trainer
@@ -118,10 +127,12 @@ def run(config: Config, places: Mapping[str, str], *, dry_run: bool, stop_at: in
     if finished_at is not None and resume.nothing_to_do(finished_at, snapshot, config, job.total_steps):
         say(f"nothing to do: {config.folder} finished at step {finished_at}")
         return "finished"
+    if profile:
+        profiler.check(profile, snapshot.step if snapshot else 0, job.total_steps)
     for line in (f"run: {config.folder}", *trackers.notes, *job.describe()):
         say(line)
     trainer = Trainer(job, stop, snapshot, stop_at=stop_at)
-    journal = Journal(job, folder, places, snapshot, evaluated=trainer.evaluated, seconds=trainer.seconds)
+    journal = Journal(job, folder, places, snapshot, evaluated=trainer.evaluated, seconds=trainer.seconds, profile=profile)
     trainer.wandb_id = journal.start_trackers(trackers, trainer.step, trainer.wandb_id)
     status = trainer.fit(journal)
     journal.close(status, trainer.step, trainer.final_weights(), trainer.metrics, trainer.skipped)

@@ -22,6 +22,7 @@ from train.journal import Journal
 from train.optim import build_optimizer, learning_rate
 from train.parallel import build_engine
 from train.parallel.engine import LanePass
+from train.profiling.labels import labelled
 from train.receipt import recorder as receipt
 from train.saving import Saver
 from train.seeds import seed_lane
@@ -90,6 +91,7 @@ class Trainer:
                 self.save()
             if self.step == self.stop_at or not self.train_step():
                 return self.end("stopped")
+            self.journal.end_step()
 
     def begin(self, journal: Journal) -> None:
         """Start the workers; evaluation's before training's threads."""
@@ -121,10 +123,7 @@ class Trainer:
         norm = self._clip_gradients()
         if not math.isfinite(norm) and self.accelerator.scaler is None:
             self._refuse_step(norm, losses, batches)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        if self.average is not None:
-            self.average.update_parameters(self.plain)
+        self._update_weights()
         if self.engine.reports:
             digests = zip(self.job.lanes.local, (batch.digest for batch in batches), strict=True)
             self.shown = receipt.shown(self.shown, self.step, digests)
@@ -133,14 +132,19 @@ class Trainer:
         self.skipped += skipped
         self.journal.step(self.step)
         if self.due(Every(self.config.tracking.every)) or self.step == self.job.total_steps:
-            parts = self.processes.gather_objects([float(loss) for loss in losses] if self.engine.reports else [])
-            loss = math.fsum(loss for part in parts for loss in part) / max(weight, 1)
-            self.journal.training(self.step, {"loss": loss, "lr": rate, "grad_norm": norm}, self.shown_everywhere())
+            self._log(losses, weight, {"lr": rate, "grad_norm": norm})
         return True
+
+    @labelled("logging")
+    def _log(self, losses: list[Tensor], weight: int, values: dict[str, float]) -> None:
+        parts = self.processes.gather_objects([float(loss) for loss in losses] if self.engine.reports else [])
+        loss = math.fsum(loss for part in parts for loss in part) / max(weight, 1)
+        self.journal.training(self.step, {"loss": loss, **values}, self.shown_everywhere())
 
     def shown_everywhere(self) -> int:
         return receipt.together(self.processes.gather(self.shown)[:, 0].tolist())
 
+    @labelled("input wait")
     def _next_batches(self) -> list[Batch]:
         """One micro-batch for each lane of this process; fewer when a signal ends the wait for them."""
         batches: list[Batch] = []
@@ -173,6 +177,7 @@ class Trainer:
             group["lr"] = rate
         return rate
 
+    @labelled("optimizer")
     def _clip_gradients(self) -> float:
         """The norm of the whole gradient, before it is clipped where the config asks for that."""
         self.accelerator.unscale_gradients(self.optimizer)
@@ -181,6 +186,13 @@ class Trainer:
             limit, foreach = self.config.optimizer.clip_norm, None if self.engine.lists else False
             nn.utils.clip_grads_with_norm_(self.engine.parameters, limit, norm, foreach=foreach)
         return float(norm)
+
+    @labelled("optimizer")
+    def _update_weights(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update_parameters(self.plain)
 
     def _refuse_step(self, norm: float, losses: list[Tensor], batches: list[Batch]) -> None:
         """Stop all processes before the weights take up what is not a number."""
@@ -199,6 +211,7 @@ class Trainer:
             everywhere=True,
         )
 
+    @labelled("evaluation")
     def evaluate(self) -> bool:
         """Measure the validation split unless this step's is done; False when a process was asked to stop meanwhile."""
         if self.validation is None or self.evaluated == self.step or self.config.evaluate.every.count == 0:
@@ -255,6 +268,7 @@ class Trainer:
             self.save()
         return status
 
+    @labelled("saving")
     def save(self) -> None:
         """Copy this moment, which all processes do, and let it be written while the training goes on."""
         with self.journal.pausing():

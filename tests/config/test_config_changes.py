@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
-from train.config import Config, Effect, differences, effect, flatten, load, verdict
+from train.config import Config, Effect, differences, effect, flatten, load, recorded, verdict
 
 Load = Callable[..., Config]
 Refuse = Callable[..., list[str]]
@@ -193,3 +194,13 @@ def test_reading_a_configuration_does_not_load_torch() -> None:
     root = Path(__file__).resolve().parents[2]
     printed = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert printed.stdout.strip() == "[]"
+
+
+def test_a_record_of_an_older_program_is_read_without_the_keys_that_are_no_more(read: Load) -> None:
+    config = read()
+    content = config.model_dump(mode="json")
+    content["tracking"]["trace"] = 3
+    assert recorded(content) == config
+    content["tracking"]["trait"] = 3
+    with pytest.raises(ValidationError, match=r"tracking\.trait"):
+        recorded(content)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train.bench import traces
 from train.bench.setups import Files, Setup
-from train.bench.traces import Communication
 from train.errors import RunError
+from train.profiling import traces
+from train.profiling.traces import Communication
 
 MAIN = Path(__file__).parent.parent / "main.py"
 TRACED = 3  # steps, at the end of a turn
@@ -56,9 +56,11 @@ def launch(setup: Setup, files: Files, words: Sequence[str], scratch: Path, *, w
         str(files.accelerate),
     ]
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        settings = [str(files.config), *words, f"run.output_dir={folder}", f"tracking.trace={TRACED if several else 0}"]
+        settings = [str(files.config), *words, f"run.output_dir={folder}"]
+        end = total_steps(warmup, steps)
+        profile = ["--profile", f"{end - TRACED + 1}..{end}"] if several else []
         busy, own, began = _busy_seconds(), _own_seconds(), time.perf_counter()
-        code, output = _run([*launcher, "--main_process_port", "0", str(MAIN), *settings])
+        code, output = _run([*launcher, "--main_process_port", "0", str(MAIN), *settings, *profile])
         others = (_busy_seconds() - busy - _own_seconds() + own) / (time.perf_counter() - began)
         if code:
             raise RunError(f"{setup.name}: a turn has failed:\n{_why(output)}")

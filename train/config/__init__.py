@@ -4,7 +4,7 @@ A Config comes from YAML files, each over its `base` and over the file before it
 of them. The environment never changes it: a `$VAR` in a path is filled in once, and stored as what it was.
 """
 
-from train.config.changes import Difference, differences, verdict
+from train.config.changes import Difference, differences, recorded, verdict
 from train.config.loading import Check, load, unknown_argument
 from train.config.messages import Problem
 from train.config.schema import (
@@ -58,6 +58,7 @@ __all__ = [
     "flatten",
     "lanes_problem",
     "load",
+    "recorded",
     "unknown_argument",
     "verdict",
 ]

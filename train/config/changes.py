@@ -1,5 +1,7 @@
 """What differs between two configurations, and which differences a resume accepts."""
 
+import copy
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from train.config import values
@@ -22,6 +24,19 @@ CONSEQUENCES = {
     "ema": "the averaged weights",
     "speed": "the kernels, and with them the rounding of every sum",
 }
+
+
+# Keys that older checkpoints and receipts have, and that changed no number.
+RETIRED = ("tracking.trace",)
+
+
+def recorded(content: Mapping[str, Any]) -> Config:
+    """The configuration in a checkpoint or a receipt, which an older program may have written."""
+    kept: dict[str, Any] = copy.deepcopy(dict(content))
+    for key in RETIRED:
+        section, _, name = key.partition(".")
+        kept[section].pop(name, None)
+    return Config.model_validate(kept)
 
 
 class Difference(NamedTuple):

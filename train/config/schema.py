@@ -196,7 +196,6 @@ class Checkpoint(Section):
 
 class Tracking(Section):
     every: Report[int] = Field(10, ge=0, description="steps between lines of metrics; 0: none")
-    trace: Report[int] = Field(0, ge=0, description="steps at the end that torch.profiler traces into trace-PROCESS.json")
     wandb: Report[Literal["off", "auto", "online", "offline"]] = Field("off", description="Weights & Biases")
     tensorboard: Report[Switch] = Field(False, description="TensorBoard")
     project: Report[Filled] = Field("lockstep", description="project that trackers file the run under")

@@ -14,6 +14,7 @@ from train.data.loader import Batch
 from train.parallel.buffers import LaneBuffers
 from train.parallel.lanes import Lanes, TreeSum
 from train.parallel.norm import norm_by_rows
+from train.profiling.labels import labelled
 from train.weights import cpu_copies
 
 if TYPE_CHECKING:
@@ -87,11 +88,19 @@ class Engine:
         counts = one.weight > 0
         self.buffers.start(keep=counts)
         with self.adding(last=last):
-            loss = self.task.loss(self.model(self.task.inputs(one.batch)), one.batch)
-            # 0 x loss turns the gradients into NaN where the loss is not finite, on the device and without waiting for it.
-            self.accelerator.backward(loss, gradient=loss.detach() * 0 + (1 / weight if counts else 0))
+            loss = self._forward(one.batch)
+            self._backward(loss, 1 / weight if counts else 0)
         self.buffers.collect(keep=counts)
         return loss.detach() if counts else torch.zeros_like(loss)
+
+    @labelled("forward")
+    def _forward(self, batch: Batch) -> Tensor:
+        return self.task.loss(self.model(self.task.inputs(batch)), batch)
+
+    @labelled("backward")
+    def _backward(self, loss: Tensor, share: float) -> None:
+        # 0 x loss turns the gradients into NaN where the loss is not finite, on the device and without waiting for it.
+        self.accelerator.backward(loss, gradient=loss.detach() * 0 + share)
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """CPU copies of named tensors of a model, each as a whole; where this needs all processes, all ask for it."""

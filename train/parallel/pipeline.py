@@ -22,6 +22,7 @@ from train.parallel.engine import Engine, LanePass
 from train.parallel.lanes import TreeSum
 from train.parallel.norm import rows
 from train.parallel.parts import refuse_unknown, tied
+from train.profiling.labels import labelled
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import Pipe, ScheduleGPipe
@@ -79,6 +80,7 @@ class PipelineEngine(Engine):
                     parameter.register_post_accumulate_grad_hook(self._take)
         return model
 
+    @labelled("forward and backward")
     def forward_backward(self, passes: Sequence[LanePass], weight: int, seed: Callable[[int], None]) -> list[Tensor]:
         self._weight, self._seed = weight, seed
         self._coming = iter(passes)

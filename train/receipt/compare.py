@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from train.config import Config, Effect, differences
+from train.config import Effect, differences, recorded
 from train.receipt.document import Receipt
 
 TOLERANCE = 0.05  # of a loss, relative: how far rounding alone may carry two runs apart while they learn the same
@@ -123,7 +123,7 @@ def data(then: Receipt, now: Receipt) -> list[str]:
 
 def configuration(then: Receipt, now: Receipt) -> list[str]:
     """The keys that change a step's numbers."""
-    old, new = (Config.model_validate(receipt["config"]) for receipt in (then, now))
+    old, new = (recorded(receipt["config"]) for receipt in (then, now))
     different = [found for found in differences(old, new) if found.effect in (Effect.NUMBERS, Effect.LENGTH)]
     elsewhere = ("data.path", "data.validation_path", "batch.lanes")  # what lies there is compared, and how many lanes there were
     lines = [f"config: {found.key}: {found.old} -> {found.new}" for found in different if found.key not in elsewhere]

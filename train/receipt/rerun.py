@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from train.config import Config, values
+from train.config import Config, recorded, values
 from train.errors import LockstepError
 from train.receipt import document
 from train.receipt.compare import causes
@@ -77,7 +77,7 @@ def config(receipt: Receipt, tree: Path, data: str | None) -> Config:
     content = _here(receipt["config"], tree)
     if data is not None:
         content["data"]["path"] = values.data_path(data)
-    resolved = Config.model_validate(content)
+    resolved = recorded(content)
     path = resolved.data.path
     if path.startswith("/") and not Path(*values.before_wildcard(path)).exists():
         raise CannotTell(f"the data are not here: there is no {path}. Say where they are: --data PATH")
@@ -100,7 +100,7 @@ def rerun(
     folder.mkdir(parents=True)
     content = config.model_dump(mode="json")
     content["run"] |= {"output_dir": str(folder / "outputs"), "resume_from": str(resume_from) if resume_from else None}
-    content["tracking"] |= {"wandb": "off", "tensorboard": False, "trace": 0}
+    content["tracking"] |= {"wandb": "off", "tensorboard": False}
     content["parallel"] = {"device": content["parallel"]["device"]}
     content["batch"]["lanes"] = receipt["lanes"]
     (folder / "config.yaml").write_text(values.dump(content), encoding="utf-8")
