@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,8 +105,10 @@ def prepare(
     say: Callable[[str], None],
     *,
     saved: dict[str, Any] | None,
+    weights: AbstractContextManager[Any] | None = None,
 ) -> Job:
-    """Open and build what `config` names; `saved` is the state of the checkpoint that the run goes on from."""
+    """Open and build what `config` names; `saved` is the state of the checkpoint that the run goes on from. The model is built,
+    and tried on a sample, within `weights`, which may make them without memory."""
     threads = determinism.apply(config.run, processes.count)
     switches.set_kernels(config.speed)
     lanes = lanes_of(config, processes, mode, saved)
@@ -118,8 +121,11 @@ def prepare(
             say("counting the records of an epoch, which this format does not tell ...")
             sources.train.count()
     task = ImageClassification(config.data, sources.labels, accelerator.device, channels_last=config.speed.channels_last)
+    sample = _first_sample(sources.train, task, config)
     seed_generators(config.run.seed)
-    model = models.build(config.model, classes=len(sources.classes), channels=task.channels)
+    with weights or nullcontext():
+        model = models.build(config.model, classes=len(sources.classes), channels=task.channels)
+        task.fits(model, sample, config.model.name)
     switches.lay_out(model, config.speed)
     length, batch = epoch_length(sources.train), config.batch.size
     total = config.steps or math.ceil((config.epochs or 0) * (length or 0) / batch)
@@ -137,12 +143,12 @@ def prepare(
         warmup_steps=_steps(config.schedule.warmup, length, batch),
         threads=threads,
         workers=_workers(config, processes),
-        blank=_blank(sources.train, task, config, model, lanes),
+        blank=repeated(sample, batch // lanes.count),
     )
 
 
-def _blank(source: Source, task: ImageClassification, config: Config, model: nn.Module, lanes: Lanes) -> Batch:
-    """The first sample that can be read, as often as a micro-batch has samples; the model is tried on it."""
+def _first_sample(source: Source, task: ImageClassification, config: Config) -> Batch:
+    """A batch of the first sample that can be read."""
     decoding = Decoding(source, task.decoder(config.run.seed, training=True))
     for records in first_records(source, 64):
         batch = decoding[records]
@@ -151,14 +157,14 @@ def _blank(source: Source, task: ImageClassification, config: Config, model: nn.
         if batch.bad and config.data.on_error == "stop":
             raise refusal(batch.bad[0])
         if batch.keys:
-            break
-    else:
-        raise RunError(f"none of the first 64 samples can be read; the last: {batch.bad[0].where}: {batch.bad[0].reason}")
-    task.fits(model, batch, config.model.name)
-    repeated = {
-        name: value.repeat(config.batch.size // lanes.count, *([1] * (value.dim() - 1))) for name, value in batch.fields.items()
-    }
-    return Batch(repeated, [])
+            return batch
+    raise RunError(f"none of the first 64 samples can be read; the last: {batch.bad[0].where}: {batch.bad[0].reason}")
+
+
+def repeated(sample: Batch, times: int) -> Batch:
+    """A blank batch: the first sample, so many times."""
+    fields = {name: value[:1].repeat(times, *([1] * (value.dim() - 1))) for name, value in sample.fields.items()}
+    return Batch(fields, [])
 
 
 def lanes_of(config: Config, processes: Processes, mode: Mode, saved: dict[str, Any] | None = None) -> Lanes:

@@ -82,7 +82,7 @@ def run(
     stop_with_the_launcher()
     main = os.environ.get("RANK", "0") == "0"
     trackers = tracking.resolve(config.tracking, config.folder) if main else tracking.Trackers()
-    facts = _facts()
+    facts = launch_facts()
     mode = choose(facts, config.parallel, config.speed)
     facts = switches.over(facts, config.speed)
     if mode.name == "tensor":
@@ -142,7 +142,7 @@ def run(
     return status
 
 
-def _facts() -> Launch:
+def launch_facts() -> Launch:
     """What this process was started with and on."""
     import torch
 

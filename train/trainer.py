@@ -7,10 +7,9 @@ import math
 from functools import partial
 from typing import Any, Literal
 
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
+from torch import Tensor
 
-from train import memory, snapshots, switches
+from train import memory, snapshots
 from train.batches import training_batches, validation_batches
 from train.checkpoint import Snapshot
 from train.config import Every
@@ -19,8 +18,8 @@ from train.errors import LockstepError, RunError
 from train.evaluation import evaluate
 from train.job import Job
 from train.journal import Journal
-from train.optim import build_optimizer, learning_rate
-from train.parallel import build_engine
+from train.learner import Learner
+from train.optim import learning_rate
 from train.parallel.engine import LanePass
 from train.profiling.labels import labelled
 from train.receipt import recorder as receipt
@@ -37,19 +36,9 @@ class Trainer:
     def __init__(self, job: Job, stop: StopRequest, snapshot: Snapshot | None = None, *, stop_at: int | None = None) -> None:
         self.job, self.config, self.stop, self.stop_at = job, job.config, stop, stop_at
         self.accelerator, self.processes, self.task = job.accelerator, job.processes, job.task
-        decay = self.config.ema.decay
-        self.average = AveragedModel(job.model) if decay else None  # before the engine wraps or cuts the model
-        switches.fit(job.model, self.config.speed, job.started)
-        self.engine = build_engine(job.mode, job.model, job.task, job.lanes, job.accelerator, self.config, job.blank)
-        if self.average is not None and decay:
-            self.engine.place(self.average.module)
-            if self.engine.lists:
-                self.average.multi_avg_fn = get_ema_multi_avg_fn(decay)
-            else:
-                self.average.avg_fn = get_ema_avg_fn(decay)
+        self.learner = Learner(self.config, job.mode, job.started, job.model, job.task, job.lanes, job.accelerator, job.blank)
+        self.engine, self.optimizer, self.average = self.learner.engine, self.learner.optimizer, self.learner.average
         self.plain = self.engine.plain
-        optimizer = build_optimizer(self.config.optimizer, self.plain, lists=self.engine.lists)
-        self.optimizer = self.accelerator.prepare_optimizer(optimizer)
         self.step = self.position = self.skipped = 0
         self.shown = 0  # this process's part of the digest of all samples until here
         self.seconds = 0.0
@@ -120,10 +109,10 @@ class Trainer:
             for lane, batch, share in zip(self.job.lanes.local, batches, weights, strict=True)
         ]
         losses = self.engine.forward_backward(passes, weight, partial(seed_lane, self.config.run.seed, self.step))
-        norm = self._clip_gradients()
+        norm = float(self.learner.clip())
         if not math.isfinite(norm) and self.accelerator.scaler is None:
             self._refuse_step(norm, losses, batches)
-        self._update_weights()
+        self.learner.update()
         if self.engine.reports:
             digests = zip(self.job.lanes.local, (batch.digest for batch in batches), strict=True)
             self.shown = receipt.shown(self.shown, self.step, digests)
@@ -176,23 +165,6 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return rate
-
-    @labelled("optimizer")
-    def _clip_gradients(self) -> float:
-        """The norm of the whole gradient, before it is clipped where the config asks for that."""
-        self.accelerator.unscale_gradients(self.optimizer)
-        norm = self.engine.gradient_norm()
-        if self.config.optimizer.clip_norm is not None:
-            limit, foreach = self.config.optimizer.clip_norm, None if self.engine.lists else False
-            nn.utils.clip_grads_with_norm_(self.engine.parameters, limit, norm, foreach=foreach)
-        return float(norm)
-
-    @labelled("optimizer")
-    def _update_weights(self) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        if self.average is not None:
-            self.average.update_parameters(self.plain)
 
     def _refuse_step(self, norm: float, losses: list[Tensor], batches: list[Batch]) -> None:
         """Stop all processes before the weights take up what is not a number."""

@@ -60,7 +60,7 @@ def default_modes(config: Config, gpus: int) -> list[str]:
         return ["single"]
     most = max(gpus, 2)
     lanes = most if config.batch.lanes == "auto" else config.batch.lanes
-    several = next((count for count in range(most, 1, -1) if not _sharing_problem(lanes, count)), most)
+    several = next((count for count in range(most, 1, -1) if not sharing_problem(lanes, count)), most)
     return ["single", f"ddp:{several}", *([f"data_parallel:{several}"] if gpus else [])]
 
 
@@ -80,7 +80,7 @@ def read_modes(names: Sequence[str], config: Config, gpus: int, precision: str) 
         problems.append(f"batch.lanes: auto means one for each process of the largest mode, but {problem}")
     for setup in setups:
         sharing = setup.processes if setup.mode.shares_lanes else 1
-        if problem := _sharing_problem(lanes, sharing, interleaved=setup.mode.name == "fsdp"):
+        if problem := sharing_problem(lanes, sharing, interleaved=setup.mode.name == "fsdp"):
             problems.append(f"--modes {setup.name}: {problem}")
         own = config.model_copy(update={"parallel": setup.parallel})
         problems += [f"--modes {setup.name}: {problem}" for problem in config_problems(setup.mode, own, lanes)]
@@ -173,7 +173,7 @@ def _file(path: Path) -> dict[str, Any]:
     return content
 
 
-def _sharing_problem(lanes: int, processes: int, *, interleaved: bool = False) -> str | None:
+def sharing_problem(lanes: int, processes: int, *, interleaved: bool = False) -> str | None:
     try:
         Lanes(lanes, 0, processes, interleaved)
     except UsageError as error:

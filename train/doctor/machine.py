@@ -23,11 +23,21 @@ def machine() -> list[Finding]:
 
 
 def memory() -> Finding:
-    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    total, available = (int(facts[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
     limit = _limit("memory.max")
-    text = f"{gibibytes(available)} of {gibibytes(total)} available"
+    text = f"{gibibytes(_meminfo('MemAvailable'))} of {gibibytes(_meminfo('MemTotal'))} available"
     return ok("memory", text + (f", and this container may have {gibibytes(limit[0])}" if limit else ""))
+
+
+def usable_memory() -> int:
+    """Bytes that are free, of those that this container may have."""
+    limit = _limit("memory.max")
+    return min([_meminfo("MemAvailable"), *(limit or [])])
+
+
+def _meminfo(key: str) -> int:
+    """Bytes, as the kernel tells."""
+    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(facts[key].split()[0]) * 1024
 
 
 def _limit(name: str) -> list[int] | None:
