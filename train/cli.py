@@ -12,6 +12,7 @@ VERBS = {
     "bench": "train.bench.command:bench",
     "diff": "train.receipt.command:diff",
     "doctor": "train.doctor.command:doctor",
+    "plan": "train.plan.command:plan",
     "verify": "train.receipt.command:verify",
 }
 

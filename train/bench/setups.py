@@ -107,7 +107,7 @@ def _setup(name: str, config: Config, gpus: int, precision: str) -> Setup:
         sizes={"tp": (content.get("parallelism_config") or {}).get("parallelism_config_tp_size", 1)},
         fsdp=(content.get("fsdp_config") or {}).get("fsdp_version", 1) if kind == "FSDP" else 0,
         precision=str(content.get("mixed_precision", "no")),
-        precisions=precisions() if gpus else (),
+        precisions=precisions(),
     )
     mode = choose(facts, parallel, config.speed)
     devices = processes

@@ -76,9 +76,11 @@ def read(
 
 
 def precisions() -> tuple[str, ...]:
-    """What the first GPU computes in beyond fp32."""
+    """What the first GPU computes in beyond fp32; where there is none, what most do."""
     import torch
 
+    if not torch.cuda.is_available():
+        return Launch.precisions
     capability = torch.cuda.get_device_capability()
     least = {"fp16": (0, 0), "bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}  # NVIDIA's compute capabilities
     return tuple(name for name, needed in least.items() if capability >= needed)

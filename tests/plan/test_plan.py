@@ -1,0 +1,126 @@
+"""`train plan` as a person calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from torch import Tensor, nn
+
+from tests import made
+from tests.plan.nets import GPT, NextToken, sentences
+from tests.plan.test_memory import accelerator, config
+from train import cli
+from train.parallel.launch import Launch
+from train.plan.timing import largest_that_runs
+
+
+def plan(*words: str) -> Result:
+    return CliRunner().invoke(cli.main, ["plan", *words])
+
+
+def facts(*words: str) -> dict[str, Any]:
+    """Of the digits with a network whose numbers are known: 16 weights a class and channel, and no more."""
+    result = plan(*words, "--json")
+    assert result.exit_code == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def modes(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {one["name"]: one for one in found["modes"]}
+
+
+def test_each_mode_keeps_its_share_of_weights_sums_and_state() -> None:
+    found = facts("--memory", "1", "--devices", "2", "batch.lanes=8", "ema.decay=0.9")
+    one, ddp, fsdp, copies = modes(found).values()
+    weights = 4 * found["parameters"]
+    assert found["parameters"] == 67_946
+    assert weights <= one["needs"]["weights"] < 1.01 * weights  # and BatchNorm's statistics
+    assert one["needs"]["averaged weights"] == one["needs"]["weights"]
+    assert 2 * weights <= one["needs"]["optimizer state"] < 2.01 * weights  # AdamW's two moments, and its counts
+    # 8 lanes on one process keep three sums; 4 of 8 on each of two keep two.
+    assert [mode["needs"].get("partial sums", 0) for mode in (one, ddp, copies)] == [3 * weights, 2 * weights, 3 * weights]
+    assert fsdp["needs"]["partial sums"] == weights
+    for kind in ("weights", "optimizer state", "averaged weights"):
+        assert fsdp["needs"][kind] == pytest.approx(one["needs"][kind] / 2, abs=1)
+        assert ddp["needs"][kind] == one["needs"][kind]
+    assert all(mode["peak"] == sum(mode["needs"].values()) and mode["fits"] for mode in (one, ddp, fsdp, copies))
+    assert found["advice"] == ["take: ddp:2: accelerate launch --multi_gpu --num_processes 2 train/main.py"]
+
+
+def test_the_lanes_that_make_a_run_fit_are_named(tmp_path: Path) -> None:
+    settings = ("batch.size=4096", "batch.lanes=2")
+    tight = 0.05
+    short = facts(*settings, "--memory", str(tight))
+    [one] = short["modes"]
+    assert not one["fits"] and one["fewest_lanes"] > 2
+    assert short["advice"][0].startswith(f"take: single with batch.lanes={one['fewest_lanes']}, that is ")
+    for lanes, fits in ((one["fewest_lanes"], True), (one["fewest_lanes"] // 2, False)):
+        [other] = facts("batch.size=4096", f"batch.lanes={lanes}", "--memory", str(tight))["modes"]
+        assert other["fits"] is fits
+        assert (other["largest_micro_batch"] >= 4096 // lanes) is fits
+    nothing = facts(*settings, "--memory", "0.0001")
+    assert nothing["advice"][0].startswith("take: none fits")
+
+
+def test_a_cpu_is_timed_and_the_whole_run_is_priced() -> None:
+    found = facts("--price", "3", "epochs=100")
+    one, ddp = modes(found)["single"], modes(found)["ddp:2"]
+    timing = found["timing"]
+    step = 4 * timing["lane"] + timing["update"]
+    assert one["samples_per_second"] == pytest.approx(64 / step)
+    assert ddp["samples_per_second"] == pytest.approx(64 / (2 * timing["lane"] + timing["update"]))
+    assert found["steps"] == -(-100 * 1437 // 64)
+    assert one["hours"] == pytest.approx(found["steps"] * step / 3600)
+    assert (one["cost"], ddp["cost"]) == (pytest.approx(3 * one["hours"]), pytest.approx(2 * 3 * ddp["hours"]))
+    assert 20 < one["samples_per_second"] < 1e6
+
+
+def test_the_table_has_a_column_a_mode_and_says_why_one_cannot_be() -> None:
+    result = plan("--quick", "batch.size=60", "batch.lanes=6", "--devices", "4", "--memory", "2")
+    assert result.exit_code == 0, result.stderr
+    assert "tracing a step" in result.stderr and "tracing" not in result.stdout
+    rows = {line[:22].strip(): line[22:].split() for line in result.stdout.splitlines() if line.startswith("  ")}
+    assert rows["lanes a step"][:3] == ["6", "x", "10"]
+    assert rows["fits"] == ["yes", "cannot", "be", "cannot", "be", "yes"]
+    assert "ddp:4: batch.lanes: 6 lanes cannot be shared by 4 processes" in result.stdout
+    assert "take: single: accelerate launch train/main.py" in result.stdout
+
+
+def test_a_configuration_that_is_wrong_is_told_as_a_run_tells_it() -> None:
+    result = plan("configs/digits.yaml", "model.depth=3")
+    assert result.exit_code == 2
+    assert "model.depth" in result.stderr and "Traceback" not in result.stderr
+
+
+class OnlyFew(nn.Module):
+    """On a device whose memory ends at four samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpt = GPT(width=16, depth=1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if len(tokens) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return self.gpt(tokens)
+
+
+def test_lanes_are_halved_until_a_step_runs() -> None:
+    tried: list[str] = []
+    chosen = config("batch.size=48", "batch.lanes=3")
+    timing = largest_that_runs(OnlyFew, NextToken(), sentences(1), accelerator("no"), chosen, Launch(), 16, tried.append)
+    assert timing.micro_batch == 4
+    assert [text.split(" steps of ")[1] for text in tried] == [f"{lanes} samples ..." for lanes in ("3 x 16", "6 x 8", "12 x 4")]
+
+
+def test_a_model_that_needs_its_values_is_told(tmp_path: Path) -> None:
+    made.shards(tmp_path / "set", [4])
+    result = plan(made.config(tmp_path), "steps=1", "model={name: tests.parallel.nets:Branching}", "--quick")
+    assert result.exit_code == 1
+    assert "error: model.name: the memory cannot be forecast, since the model needs its tensors' values" in result.stderr

@@ -1,0 +1,1 @@
+"""`train plan`: what a run will need, said before it is started."""
