@@ -128,14 +128,15 @@ def _mend(job: Job) -> str:
     lanes, micro = job.lanes.count, job.micro_batch
     if (more := _more_lanes(job)) is None:
         return (
-            f"A micro-batch of {micro} cannot be cut further by batch.lanes. Take a smaller model or pictures, bf16 "
-            "(mixed_precision in the accelerate config), or a mode that shares the model out (configs/accelerate/README.md)."
+            f"A micro-batch of {micro} cannot be cut further by batch.lanes. Name the largest modules in speed.recompute, take "
+            "speed.precision=bf16, a smaller model or pictures, or a mode that shares the model (configs/accelerate/README.md)."
         )
     return (
         f"Set batch.lanes={more} in place of {lanes}: the micro-batches that the device computes then have "
         f"{job.config.batch.size // more} in place of {micro} samples. batch.size, the samples of a step and the learning rate "
         "stay, so that the run learns alike. Its bits change: sums are bracketed otherwise, dropout draws other numbers, and "
-        "BatchNorm sees smaller parts. Parameters, gradients and optimizer state take what they took; FSDP shares those out."
+        "BatchNorm sees smaller parts. With the largest modules in speed.recompute they stay. Parameters and optimizer "
+        "state take what they took; FSDP shares them out."
     )
 
 
