@@ -15,7 +15,7 @@ from train.checkpoint import Snapshot
 from train.errors import LockstepError
 from train.parallel import machines
 from train.parallel.processes import Processes
-from train.weights import weights_sha256
+from train.weights import Spare, spare, weights_sha256
 
 _LAST_SECONDS = 20.0  # for a save that is under way when another machine is gone
 
@@ -37,12 +37,17 @@ class Saver:
         choose = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="save", initializer=choose)
         self._pending: Future[Saved] | None = None
+        self._last: Snapshot | None = None
         machines.before_end(partial(self.settle, _LAST_SECONDS))
 
     def save(self, snapshot: Snapshot, best: int | None) -> None:
         """Start to write, after the one before; raises what became of that."""
         self.finish()
-        self._pending = self._thread.submit(self._write, snapshot, best)
+        self._pending, self._last = self._thread.submit(self._write, snapshot, best), snapshot
+
+    def spare(self) -> Spare:
+        """The memory of the last snapshot, which is written, for the next one."""
+        return spare(tensor for part in (self._last.tensors.values() if self._last else ()) for tensor in part.values())
 
     @property
     def failed(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from train.checkpoint import Snapshot
@@ -19,7 +20,8 @@ _PLAIN = ("position", "evaluated", "metrics", "skipped", "wandb_id")  # kept as 
 def take(trainer: Trainer) -> Snapshot:
     """All that the rest of the run depends on; all processes take part."""
     in_parts = trainer.engine.together
-    copies, copied = (part_copies, part_copy) if in_parts else (cpu_copies, cpu_copy)
+    into = trainer.saver.spare()
+    copies, copied = (part_copies, part_copy) if in_parts else (partial(cpu_copies, into=into), partial(cpu_copy, into=into))
     tensors, packed = optimizer_state(trainer.plain, trainer.optimizer.optimizer, copied)
     if in_parts:
         states = trainer.processes.gather_objects(packed["state"])
