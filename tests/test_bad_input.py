@@ -111,6 +111,10 @@ def two_sizes(folder: Path) -> None:
     Image.new("RGB", (9, 8)).save(folder / "train" / "class1" / "004.png")
 
 
+def twelve(folder: Path) -> None:
+    made.class_folders(folder, range(12))
+
+
 def picture_missing(folder: Path) -> None:
     (made.json_lines(folder, [12]) / "pictures" / "4.png").unlink()
 
@@ -123,6 +127,11 @@ DATA: list[tuple[Callable[[Path], None] | None, str, list[str]]] = [
     (label_outside, "data.classes=3", ["train-00001-of-00002.parquet row 2: label 7 is outside 0..2"]),
     (no_labels_there, "", ["train-00000-of-00001.jsonl row 5: the label is missing"]),
     (two_sizes, "", ["train/class1/004.png", "(3, 8, 9)", "(3, 8, 8)", "add Resize"]),
+    (
+        twelve,
+        "data.transforms.train=['tests.spies_failure:odd_as_float']",
+        [".png is of type torch.", "must have one type"],
+    ),
     (picture_missing, "", ["train-00000-of-00001.jsonl row 4", "4.png"]),
 ]
 

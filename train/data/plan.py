@@ -14,8 +14,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from torch import Tensor
 
 from train.data.order import Indices, block_order, map_order, shard_order
+from train.data.records import packed, unpacked
 from train.data.source import MapSource, Source, StreamSource
 
 T = TypeVar("T")
@@ -25,11 +27,11 @@ _MAP_EPOCHS = 8  # and no more epochs than this, each of which costs as much as 
 
 
 class Records(NamedTuple):
-    """One micro-batch before decoding: epoch and key of each sample, and its row unless the worker fetches it by key."""
+    """One micro-batch before decoding: epoch and key of each sample, and the packed rows unless the worker takes them by key."""
 
     epochs: Indices
     keys: Indices
-    rows: pa.Table | None
+    rows: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,10 @@ def epoch_length(source: Source) -> int | None:
 
 def rows_of(source: Source, records: Records) -> pa.Table:
     """The rows of some records: a stream has read them already, a map-style source takes them by key."""
-    return source.take(records.keys) if isinstance(source, MapSource) else records.rows
+    if isinstance(source, MapSource):
+        return source.take(records.keys)
+    assert records.rows is not None
+    return unpacked(records.rows)
 
 
 def training_plan(source: Source, share: Share, position: int, *, seed: int, shuffle: bool, block: int) -> Iterator[Records]:
@@ -99,12 +104,14 @@ def _map_plan(source: MapSource, share: Share, position: int, seed: int, shuffle
 
 
 class Block(NamedTuple):
-    """Consecutive positions of a stream, already permuted."""
+    """Consecutive positions of a stream: the keys in their permuted order, and the rows as they were read, which that order
+    takes place by place."""
 
     start: int
     epoch: int
     keys: Indices
     rows: pa.Table
+    order: Indices
 
 
 def stream_blocks(source: StreamSource, position: int, *, seed: int, shuffle: bool, size: int) -> Iterator[Block]:
@@ -134,7 +141,7 @@ def stream_blocks(source: StreamSource, position: int, *, seed: int, shuffle: bo
 
 def _block(start: int, epoch: int, number: int, keys: Indices, rows: pa.Table, seed: int, shuffle: bool) -> Block:
     order = block_order(epoch, number, len(keys), seed, shuffle=shuffle)
-    return Block(start, epoch, keys[order], rows.combine_chunks().take(order))
+    return Block(start, epoch, keys[order], rows.combine_chunks(), order)
 
 
 def _epoch_rows(source: StreamSource, epoch: int, seed: int, shuffle: bool, skip: int) -> Iterator[tuple[Indices, pa.Table]]:
@@ -161,16 +168,16 @@ def _stream_plan(blocks: Iterator[Block], share: Share, position: int) -> Iterat
         for lane in share.lanes:
             at = position + lane * share.micro
             end = at + share.micro
-            parts: list[Records] = []
+            epochs, keys, rows = [], [], []
             while at < end:
                 while at >= block.start + len(block.keys):
                     block = next(blocks)
-                first = at - block.start
-                keys = block.keys[first : first + end - at]
-                parts.append(Records(np.full_like(keys, block.epoch), keys, block.rows.slice(first, len(keys))))
-                at += len(keys)
-            epochs, keys = (np.concatenate(columns) for columns in ([p.epochs for p in parts], [p.keys for p in parts]))
-            yield Records(epochs, keys, _cut(pa.concat_tables([part.rows for part in parts]), 0, share.micro))
+                here = slice(at - block.start, end - block.start)
+                keys.append(block.keys[here])
+                epochs.append(np.full_like(keys[-1], block.epoch))
+                rows.append(block.rows.take(block.order[here]))
+                at += len(keys[-1])
+            yield Records(np.concatenate(epochs), np.concatenate(keys), packed(pa.concat_tables(rows)))
         position += share.batch
 
 
@@ -180,16 +187,10 @@ def _in_order(source: StreamSource, micro: int) -> Iterator[Records]:
         keys_left = np.concatenate([keys_left, keys])
         rows_left = rows if rows_left is None else pa.concat_tables([rows_left, rows])
         while len(keys_left) >= micro:
-            yield Records(np.zeros(micro, dtype=np.int64), keys_left[:micro], _cut(rows_left, 0, micro))
+            yield Records(np.zeros(micro, dtype=np.int64), keys_left[:micro], packed(rows_left.slice(0, micro)))
             keys_left, rows_left = keys_left[micro:], rows_left.slice(micro)
-    if len(keys_left):
-        yield Records(np.zeros_like(keys_left), keys_left, _cut(rows_left, 0, micro))
-
-
-def _cut(rows: pa.Table, first: int, count: int) -> pa.Table:
-    """Some of the rows as a table of their own: a slice would take the whole block along on its way to a worker."""
-    part = rows.slice(first, count)
-    return part.take(np.arange(part.num_rows))
+    if rows_left is not None and len(keys_left):
+        yield Records(np.zeros_like(keys_left), keys_left, packed(rows_left.slice(0, micro)))
 
 
 def readahead(start: Callable[[], Iterator[T]], depth: int) -> Iterator[T]:
