@@ -6,10 +6,11 @@ FOLDER holds pictures in class folders. Each contestant hands over batches of 64
 flipped at random and normalised, on the device, without end, with the same number of worker processes and one CPU thread in each.
 They read what they are made for: the folder, or Parquet or tar shards of the same bytes, which are in the cache of the disk. They
 take turns in shuffled order, each in a process of its own, that is stopped before the next begins; the start of the workers and
-the first second, in which the queues fill and empty, are left out. "Only decoding" is a limit and no loader: its workers keep
-nothing. CPU time is that of all processes of a contestant; where the CPUs are all that it waits for, it tells the same as the
-rate, and is not disturbed as much by what else the machine does. The other loaders are in the group `peers` of pyproject.toml;
-one that is not installed is left out.
+the first second, in which the queues fill and empty, are left out. All have the environment that `train/main.py` sets.
+
+"Only decoding" is a limit and no loader: its workers keep nothing. CPU time is that of all processes of a contestant; where the
+CPUs are all that it waits for, it tells the same as the rate, and is not disturbed as much by what else the machine does. The
+other loaders are in the group `peers` of pyproject.toml; one that is not installed is left out.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ import torch
 from loaders import BATCH, CONTESTANTS, OURS, SIZE, Batches, Files, device, pictures_of, write_shards
 from PIL import Image
 
+from train import determinism
 from train.bench.conditions import conditions
+from train.config.schema import Run
 
 HEADING = "Input"
 WARM_SECONDS = 1.0
@@ -70,6 +73,7 @@ def take_turn(make: Callable[[Files, int], Batches], files: Files, workers: int,
 
 def _turn(make: Callable[[Files, int], Batches], files: Files, workers: int, seconds: float, sender: Connection) -> None:
     os.setsid()
+    determinism.prepare_environment(Run())
     batches = make(files, workers)
     next(batches)
     for _ in until(WARM_SECONDS, batches):

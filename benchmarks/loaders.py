@@ -231,12 +231,6 @@ def with_pillow_reduced(data: bytes) -> Any:
     return np.asarray(picture.convert("RGB"))
 
 
-def with_torchcodec(data: bytes) -> Any:
-    from torchcodec.decoders import decode_image
-
-    return decode_image(data, mode="RGB")
-
-
 def with_torchvision(data: bytes) -> Any:
     from torchvision.io import ImageReadMode, decode_jpeg
 
@@ -274,7 +268,6 @@ CONTESTANTS = {
     "WebDataset": Contestant(webdataset_loader, "webdataset", "webdataset"),
     "datasets, streamed": Contestant(datasets_loader, "datasets", "datasets"),
     "only decoding, as Lockstep": limit(partial(decode, mode="RGB"), "torchcodec", "torchcodec"),
-    "only decoding, torchcodec": limit(with_torchcodec, "torchcodec", "torchcodec"),
     "only decoding, torchvision": limit(with_torchvision, "torchvision", "torchvision"),
     "only decoding, Pillow": limit(with_pillow, "PIL", "pillow"),
     "only decoding, Pillow, reduced": limit(with_pillow_reduced, "PIL", "pillow"),
