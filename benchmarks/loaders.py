@@ -113,7 +113,7 @@ def lockstep(files: Files, workers: int) -> Batches:
         ],
     )
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    mode = choose(Launch(), config.parallel)
+    mode = choose(Launch(), config.parallel, config.speed)
     job = prepare(config, accelerator, Processes(accelerator), mode, Launch(), lambda line: None, saved=None)
     batches = (batch.to(device()) for batch in training_batches(job, 0))
     return arrived((job.task.inputs(batch), batch.fields["label"]) for batch in batches)

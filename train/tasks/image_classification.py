@@ -81,11 +81,11 @@ class ImageClassification:
             )
 
     def inputs(self, batch: Batch) -> Tensor:
+        """What the model is called with: normalised float32 (N, C, H, W), contiguous or channels last."""
         image = batch.fields["image"]
         if image.dtype == torch.uint8:  # in place: to get new memory from the system costs a CPU more than the arithmetic
             return image.to(torch.float32, memory_format=self.memory_format).div_(255).sub_(self.mean).div_(self.std)
         return (image.contiguous(memory_format=self.memory_format) - self.mean).div_(self.std)
-        return (image - self.mean).div_(self.std)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """The sum of the samples' losses, a scalar, from what the model gave."""
