@@ -185,6 +185,18 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
         item.process.wait()
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

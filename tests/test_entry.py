@@ -45,9 +45,8 @@ def test_each_launcher_of_the_readme_starts_its_number_of_processes(launch: Laun
     assert f"\n# mode: {'single, one process' if processes == 1 else f'ddp, {processes} processes'}" in output, output
 
 
-@pytest.mark.parametrize(
-    "command", ["accelerate launch -q -m train.main", pytest.param("python -m train.main", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["accelerate launch -q -m train.main", "python -m train.main"])
 def test_the_script_runs_as_a_module(launch: Launch, command: str) -> None:
     code, output = ended(launch(*command.split(), "--dry-run"))
     assert code == 0, output

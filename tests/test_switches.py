@@ -87,6 +87,7 @@ def test_channels_last_gives_the_same_bits_on_any_number_of_processes(tmp_path: 
     assert found != {plain}  # it is another kernel, which adds in another order
 
 
+@pytest.mark.slow
 def test_the_precision_of_the_configuration_is_that_of_the_launcher(tmp_path: Path, plain: str) -> None:
     said = weights(tmp_path / "said", "speed.precision=bf16")
     launched = weights(tmp_path / "launched", environment={"ACCELERATE_MIXED_PRECISION": "bf16"})

@@ -153,8 +153,9 @@ def launch_facts() -> Launch:
     old_driver = driver.problem(found, torch.version.cuda)
     devices = torch.cuda.device_count() if not old_driver and torch.cuda.is_available() else 0
     old_driver = old_driver or driver.problem(found, torch.version.cuda, works=devices > 0)
+    precisions = launch.precisions() if devices else ()
     version = str(found) if found else None
-    return launch.read(os.environ, devices=devices, precisions=launch.precisions(), driver=version, old_driver=old_driver)
+    return launch.read(os.environ, devices=devices, precisions=precisions, driver=version, old_driver=old_driver)
 
 
 def _refuse_other_settings(accelerator: Accelerator) -> None:

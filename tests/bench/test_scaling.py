@@ -32,6 +32,7 @@ def scaling(launch: Launch, *words: str, env: dict[str, str] | None = None) -> t
     return ended(launch("python", "-m", "train", "bench", "scaling", *words, env=env))
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_passes_and_train_the_same_weights(launch: Launch, train: Runner, tmp_path: Path) -> None:
     made.shards(tmp_path / "set", [13, 11])
     settings = (made.config(tmp_path), MODEL, "run.name=spy", "batch.size=4", "batch.lanes=2")
@@ -101,6 +102,7 @@ def test_a_configuration_that_is_missing_is_told(launch: Launch, tmp_path: Path)
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_says_why(launch: Launch, tmp_path: Path) -> None:
     made.shards(tmp_path / "set", [13])
     model = "model={name: tests.spies_failure:Unused}"

@@ -115,18 +115,6 @@ def test_a_limit_on_file_sizes_leaves_the_old_checkpoint(tmp_path: Path, step: i
     assert_refused_and_the_old_one_stays(tmp_path, snapshot(step, megabytes=3), message)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small disk needs root")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
 def test_a_full_disk_leaves_the_old_checkpoint_and_says_what_is_needed_and_free(small_disk: Path) -> None:
     write(small_disk, snapshot(1, megabytes=3))
     assert_refused_and_the_old_one_stays(

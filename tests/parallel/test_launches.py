@@ -35,7 +35,8 @@ MODEL = ("model={name: cifar_cnn, width: 3}", "optimizer={name: AdamW, lr: 0.01,
 
 
 @pytest.mark.parametrize(
-    "file", [pytest.param(file, id=file.stem, marks=[pytest.mark.slow] if "8" in file.stem else []) for file in FILES]
+    "file",
+    [pytest.param(file, id=file.stem, marks=[] if file.stem in ("cpu_2", "ddp_2gpu") else [pytest.mark.slow]) for file in FILES],
 )
 def test_each_file_is_short_and_starts_its_mode_or_says_that_the_gpus_are_missing(
     file: Path, launch: Callable[..., Launched], tmp_path: Path

@@ -33,7 +33,8 @@ def copy(run: Runner, tmp_path: Path) -> Runner:
     return Runner(tmp_path / "copy")
 
 
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2, 4])
 def test_a_run_is_made_again_on_any_number_of_processes(run: Runner, processes: int) -> None:
     found = verify(run, "--processes", str(processes), "--json")
     assert found.exit_code == IDENTICAL, found.output
