@@ -138,3 +138,11 @@ class Hungry(Linear):
 def odd_as_float() -> Callable[[Tensor], Tensor]:
     """A transform that makes floating-point numbers of the bytes of every other sample."""
     return lambda picture: picture.float() if int(picture[0].max()) % 2 else picture
+
+
+class SlowPicture(nn.Module):
+    """A transform that takes SPY_SAMPLE_SECONDS for a picture."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        time.sleep(float(os.environ["SPY_SAMPLE_SECONDS"]))
+        return image

@@ -102,7 +102,7 @@ class Journal:
             **values,
             "samples_per_second": self._interval_steps * self.job.config.batch.size / elapsed,
             "data_wait": self._waited / elapsed,
-            "memory_gib": _peak_memory(self.job.accelerator.device) / 2**30,
+            "memory_gib": peak_memory(self.job.accelerator.device) / 2**30,
         }
         self._interval_began, self._interval_steps, self._waited = time.perf_counter(), 0, 0.0
         self._record(step, {f"train/{name}": value for name, value in values.items()})
@@ -160,7 +160,7 @@ class Journal:
             self.job.accelerator.log(dict(values), step=step)
 
 
-def _peak_memory(device: torch.device) -> float:
+def peak_memory(device: torch.device) -> float:
     """Bytes of the device, or of this process where the device is the CPU."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -14,8 +16,72 @@ def bench() -> None:
     """Measure how fast a configuration trains here."""
 
 
+_settings = click.argument("settings", nargs=-1, metavar="[CONFIG.yaml ...] [key=value ...]")
+_rounds = click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Turns of each.")
+_steps = click.option("--steps", type=click.IntRange(1), default=10, show_default=True, help="Measured steps of a turn.")
+_json = click.option("--json", "as_json", is_flag=True, help="All numbers as one JSON object.")
+
+
+def _counts(context: click.Context, option: click.Parameter, text: str | None) -> list[int]:
+    words = text.split(",") if text else []
+    if not all(word.isdecimal() for word in words):
+        raise click.BadParameter("write numbers of workers, such as 0,1,4")
+    return sorted({int(word) for word in words})
+
+
+@bench.command("input", cls=Verb)
+@_settings
+@click.option("--workers", callback=_counts, metavar="N,...", help="Numbers of data workers; by default up to the cores.")
+@_rounds
+@_steps
+@_json
+def input_(settings: tuple[str, ...], workers: list[int], rounds: int, steps: int, as_json: bool) -> None:
+    """Does the data keep up? Read and decode the configuration's own, without training, with 0, 1, 2, ... workers.
+
+    Beside it a step on this device is measured, and the wait that each number of workers would cause in it.
+
+    \b
+    train bench input configs/cifar10.yaml
+    train bench input configs/cifar10.yaml data.path=/pictures --workers 2,4,8
+    """
+    from train.bench.feed import measure
+
+    measure(settings, workers=workers, rounds=rounds, steps=steps, as_json=as_json)
+
+
 @bench.command(cls=Verb)
-@click.argument("settings", nargs=-1, metavar="[CONFIG.yaml ...] [key=value ...]")
+@_settings
+@_rounds
+@_steps
+@_json
+def step(settings: tuple[str, ...], rounds: int, steps: int, as_json: bool) -> None:
+    """What does a step cost? Train on this device with data in memory, with input, and with logging, in turns.
+
+    Also says how much memory it takes, and what run.determinism=strict costs against fast.
+
+    \b
+    train bench step configs/cifar10.yaml
+    train bench step configs/cifar10.yaml batch.lanes=1 speed.precision=bf16 --json
+    """
+    from train.bench.step import measure
+
+    measure(settings, rounds=rounds, steps=steps, as_json=as_json)
+
+
+@bench.command("all", cls=Verb)
+@_settings
+@_rounds
+def all_(settings: tuple[str, ...], rounds: int) -> None:
+    """Measure input, step and scaling one after the other, each in a process of its own."""
+    for name in ("input", "step", "scaling"):
+        print(f"bench {name}", file=sys.stderr, flush=True)
+        words = [*settings, "--rounds", str(rounds)]
+        if code := subprocess.run([sys.executable, "-m", "train", "bench", name, *words]).returncode:
+            sys.exit(code)
+
+
+@bench.command(cls=Verb)
+@_settings
 @click.option(
     "--modes",
     metavar="MODE,...",

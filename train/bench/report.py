@@ -14,6 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from train.bench import tables
 from train.bench.setups import Setup
 from train.bench.turns import Turn
 from train.config import Config
@@ -100,8 +101,8 @@ def _column(results: Results, setup: Setup) -> dict[str, str]:
     return {
         "mode": setup.mode.name,
         "devices": str(setup.devices),
-        "samples/s": _spread("{:,.1f}", own["samples_per_second"], rates),
-        "speed-up": _spread("{:.2f}", own["speedup"], results.speedups(setup.name)),
+        "samples/s": tables.spread("{:,.1f}", own["samples_per_second"], rates),
+        "speed-up": tables.spread("{:.2f}", own["speedup"], results.speedups(setup.name)),
         "efficiency": f"{own['efficiency']:.0%}",
         "data wait": f"{own['data_wait']:.1%}",
         "communication": "-" if talk is None else f"{talk:.1%} ({own['communication_exposed']:.1%} alone)",
@@ -110,17 +111,8 @@ def _column(results: Results, setup: Setup) -> dict[str, str]:
     }
 
 
-def _spread(form: str, middle: float, values: Sequence[float]) -> str:
-    low, high = form.format(min(values)), form.format(max(values))
-    return form.format(middle) + (f" ({low} to {high})" if low != high else "")
-
-
 def show(results: Results) -> None:
-    """The table on stdout, as wide as it is where that is no terminal."""
-    console = Console(width=None if sys.stdout.isatty() else 400)
-    console.print(table(results, box.SIMPLE))
-    for line in (*results.remarks(), *NOTES):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    tables.show(table(results, box.SIMPLE), (*results.remarks(), *NOTES))
 
 
 def write(folder: Path, results: Results) -> None:

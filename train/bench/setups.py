@@ -94,7 +94,7 @@ def _setup(name: str, config: Config, gpus: int, precision: str) -> Setup:
         content, said, parallel = _file(Path(name)), f"--config_file {name}", config.parallel
     else:
         content, said = _content(name, gpus, precision), f"--modes {name}"
-        parallel = _section(name, config.parallel)
+        parallel = parallel_of(name, config.parallel)
     kind = content.get("distributed_type")
     processes = content.get("num_processes", 1) if kind in ("MULTI_GPU", "FSDP") else 1
     deciding: tuple[str, ...] = ("distributed_type", "num_processes", "gpu_ids", "use_cpu")
@@ -121,7 +121,7 @@ def _setup(name: str, config: Config, gpus: int, precision: str) -> Setup:
     return Setup(name, content, parallel, mode, processes, devices)
 
 
-def _section(name: str, parallel: Parallel) -> Parallel:
+def parallel_of(name: str, parallel: Parallel) -> Parallel:
     """The configuration's `parallel` section without what belongs to other modes than this one."""
     kind, _, number = name.partition(":")
     pipeline = parallel.pipeline.model_copy(update={"stages": int(number)}) if kind == "pipeline" else Pipeline()

@@ -1,0 +1,77 @@
+"""`train bench step` and `input` as a person calls them: what they measure is what passes and samples are made to cost."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests import made
+from tests.bench.test_scaling import MODEL, ended
+from tests.conftest import Launched
+from train.bench.feed import wait
+
+Launch = Callable[..., Launched]
+PASS_SECONDS, SAMPLE_SECONDS = 0.1, 0.05  # far above all else
+SLOW = "data.transforms.train=['tests.spies_failure:SlowPicture']"
+
+
+def bench(launch: Launch, tmp_path: Path, verb: str, *words: str) -> str:
+    """What it says of batches of two lanes with two samples each."""
+    made.shards(tmp_path / "set", [13, 11])
+    settings = (made.config(tmp_path), MODEL, "batch.size=4", "batch.lanes=2", f"run.output_dir={tmp_path / 'outputs'}", SLOW)
+    options = ("--rounds", "2", "--steps", "2", *words)
+    seconds = {"SPY_SECONDS": str(PASS_SECONDS), "SPY_SAMPLE_SECONDS": str(SAMPLE_SECONDS)}
+    code, output = ended(launch("python", "-m", "train", "bench", verb, *settings, "epochs=5", *options, env=seconds))
+    assert code == 0, output
+    assert not (tmp_path / "outputs").exists()
+    return output
+
+
+def numbers(output: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(output[output.index("{") :])
+    return found
+
+
+def test_a_step_is_measured_in_memory_with_its_input_and_with_logging(launch: Launch, tmp_path: Path) -> None:
+    found = numbers(bench(launch, tmp_path, "step", "data.workers=0", "--json"))
+    seconds = {name: median(times) for name, times in found["seconds"].items()}
+    passes, decoding = 2 * PASS_SECONDS, 4 * SAMPLE_SECONDS
+    assert list(seconds) == ["data in memory", "with input", "with input, and logged", "fast"]
+    assert passes < seconds["data in memory"] < passes + 0.1
+    assert passes < seconds["fast"] < passes + 0.1
+    for name in ("with input", "with input, and logged"):
+        assert passes + decoding < seconds[name] < passes + decoding + 0.1
+        assert found["samples_per_second"][name] == 4 / seconds[name]
+    assert found["strict_to_fast"] == [
+        one / other for one, other in zip(found["seconds"]["data in memory"], found["seconds"]["fast"], strict=True)
+    ]
+    assert 0.1 < found["memory_gib"] < 4
+
+
+def test_input_is_measured_by_itself_with_each_number_of_workers(launch: Launch, tmp_path: Path) -> None:
+    output = bench(launch, tmp_path, "input", "--workers", "2,0")
+    rows = re.findall(
+        r"^ +(\d)(?: \(data.workers\))? +([\d.]+)(?: \(.*?\))? +([\d.]+) +([\d.]+) ms, ([\d.]+)% of the time",
+        output,
+        re.MULTILINE,
+    )
+    [none, two] = [[float(cell) for cell in row] for row in rows]
+    assert [none[0], two[0]] == [0, 2]
+    alone = 1000 * 4 * SAMPLE_SECONDS
+    assert alone < none[2] < 1.2 * alone and none[3] == none[2]  # all of it is waited for
+    assert alone / 2 < two[2] < 1.4 * alone / 2 and two[3] == two[4] == 0
+    assert none[1] == pytest.approx(4000 / none[2], rel=0.01)
+    [step] = re.findall(r"wait beside a step of ([\d.]+) ms", output)
+    assert none[4] == pytest.approx(100 * none[3] / (none[3] + float(step)), abs=0.1)
+
+
+def test_the_wait_is_what_the_input_takes_longer_than_the_step() -> None:
+    assert wait(0.3, 0.2, 1) == pytest.approx(0.1)
+    assert wait(0.1, 0.2, 1) == 0
+    assert wait(0.1, 0.2, 0) == 0.1
