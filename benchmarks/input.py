@@ -1,6 +1,6 @@
 """How fast pictures come to the model here, beside other loaders and the bare decoding of the same files.
 
-    python benchmarks/input.py FOLDER [--workers 2] [--rounds 5] [--seconds 4]
+    python benchmarks/input.py FOLDER [--decoders] [--workers 2] [--rounds 5] [--seconds 3]
 
 FOLDER holds pictures in class folders. Each contestant hands over batches of 64 float pictures (3, 224, 224), cropped at random,
 flipped at random and normalised, on the device, without end, with the same number of worker processes and one CPU thread in each.
@@ -8,9 +8,10 @@ They read what they are made for: the folder, or Parquet or tar shards of the sa
 take turns in shuffled order, each in a process of its own, that is stopped before the next begins; the start of the workers and
 the first second, in which the queues fill and empty, are left out. All have the environment that `train/main.py` sets.
 
-"Only decoding" is a limit and no loader: its workers keep nothing. CPU time is that of all processes of a contestant; where the
-CPUs are all that it waits for, it tells the same as the rate, and is not disturbed as much by what else the machine does. The
-other loaders are in the group `peers` of pyproject.toml; one that is not installed is left out.
+"Only decoding" is a limit and no loader: its workers keep nothing; --decoders compares decoders in that way. CPU time is that of
+all processes of a contestant; where the CPUs are all that it waits for, it tells the same as the rate, and is not disturbed as
+much by what else the machine does. The other loaders are in the group `peers` of pyproject.toml; one that is not installed is
+left out.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ import click
 import psutil
 import results
 import torch
-from loaders import BATCH, CONTESTANTS, OURS, SIZE, Batches, Files, device, pictures_of, write_shards
+from loaders import BATCH, DECODERS, LOADERS, SIZE, Batches, Files, device, pictures_of, write_shards
 from PIL import Image
 
 from train import determinism
 from train.bench.conditions import conditions
 from train.config.schema import Run
+from train.stopping import ask_for_signal_when_parent_dies
 
-HEADING = "Input"
 WARM_SECONDS = 1.0
 
 
@@ -73,6 +74,7 @@ def take_turn(make: Callable[[Files, int], Batches], files: Files, workers: int,
 
 def _turn(make: Callable[[Files, int], Batches], files: Files, workers: int, seconds: float, sender: Connection) -> None:
     os.setsid()
+    ask_for_signal_when_parent_dies(signal.SIGKILL)
     determinism.prepare_environment(Run())
     batches = make(files, workers)
     next(batches)
@@ -101,62 +103,71 @@ def until(seconds: float, batches: Batches) -> Batches:
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--workers", default=2, show_default=True, help="Worker processes of each contestant.")
 @click.option("--rounds", default=5, show_default=True, help="Turns of each contestant.")
-@click.option("--seconds", default=4.0, show_default=True, help="Measured seconds of a turn.")
-@click.option("--only", multiple=True, help="A contestant by its name; RESULTS.md is left as it is.")
-def main(folder: Path, workers: int, rounds: int, seconds: float, only: tuple[str, ...]) -> None:
+@click.option("--seconds", default=3.0, show_default=True, help="Measured seconds of a turn.")
+@click.option("--decoders", is_flag=True, help="Compare decoders alone instead of loaders.")
+def main(folder: Path, workers: int, rounds: int, seconds: float, decoders: bool) -> None:
     torch.set_num_threads(1)
-    names = [name for name in CONTESTANTS if not only or name in only]
-    for name in [name for name in names if find_spec(CONTESTANTS[name].module) is None]:
-        click.echo(f"{name}: left out, as {CONTESTANTS[name].package} is not installed (pip install --group peers)", err=True)
-        names.remove(name)
+    contestants = dict(DECODERS if decoders else LOADERS)
+    for name in [name for name, its in contestants.items() if find_spec(its.module) is None]:
+        click.echo(f"{name}: left out, {contestants[name].package} is not installed (pip install --group peers)", err=True)
+        del contestants[name]
+    names = list(contestants)
     turns: dict[str, list[Turn]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as scratch:
         files = write_shards(folder, Path(scratch))
         order = random.Random(0)
         for number in range(rounds):
             for name in order.sample(names, len(names)):
-                turn = take_turn(CONTESTANTS[name].make, files, workers, seconds)
+                turn = take_turn(contestants[name].make, files, workers, seconds)
                 turns[name].append(turn)
                 click.echo(f"round {number + 1}/{rounds}: {name} {turn.rate:.0f} pictures/s, {told(turn.work)} ms", err=True)
-    text = report(turns, folder, workers, seconds)
+    packages = {its.package for its in contestants.values()} | {"accelerate", "datasets", "pyarrow"}
+    options = f"{'--decoders ' * decoders}--workers {workers} --rounds {rounds} --seconds {seconds:g}"
+    about = circumstances(f"python benchmarks/input.py FOLDER {options}", folder, sorted(packages))
+    text = f"{about}\n\n{compared(turns)}"
     click.echo(text)
-    if not only:
-        results.record(HEADING, text)
+    results.record("Decoders" if decoders else "Input", text)
 
 
 def told(seconds: float) -> str:
     return f"{1000 * seconds:.2f}"
 
 
-def compared(ours: list[float], other: list[float]) -> str:
+def ratios(one: list[float], other: list[float]) -> str:
     """The median of the rounds' ratios, and the range."""
-    ratios = [one / two for one, two in zip(ours, other, strict=True)]
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    found = [mine / its for mine, its in zip(one, other, strict=True)]
+    return f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
 
 
-def report(turns: dict[str, list[Turn]], folder: Path, workers: int, seconds: float) -> str:
+def compared(turns: dict[str, list[Turn]]) -> str:
+    """A table of the medians, each beside the first contestant."""
+    first = next(iter(turns))
     rates = {name: [turn.rate for turn in own] for name, own in turns.items()}
     work = {name: [turn.work for turn in own] for name, own in turns.items()}
-    header = ["contestant", "pictures/s", "range", "CPU ms a picture"]
-    if OURS in turns:
-        header += [f"rate of {OURS} / its", f"its CPU time / {OURS}'s"]
-    rows = []
-    for name in sorted(turns, key=lambda name: statistics.median(work[name])):
-        own = rates[name]
-        row = [name, f"{statistics.median(own):.0f}", f"{min(own):.0f} to {max(own):.0f}", told(statistics.median(work[name]))]
-        rows.append(row + ([compared(rates[OURS], own), compared(work[name], work[OURS])] if OURS in turns else []))
-    packages = sorted({CONTESTANTS[name].package for name in turns} | {"accelerate", "datasets", "pyarrow"})
+    rows = [
+        [
+            name,
+            f"{statistics.median(rates[name]):.0f}",
+            f"{min(rates[name]):.0f} to {max(rates[name]):.0f}",
+            told(statistics.median(work[name])),
+            ratios(rates[first], rates[name]),
+            ratios(work[name], work[first]),
+        ]
+        for name in sorted(turns, key=lambda name: statistics.median(work[name]))
+    ]
+    header = ["contestant", "pictures/s", "range", "CPU ms a picture", f"rate of {first} / its", f"its CPU time / {first}'s"]
+    return results.table(header, rows)
+
+
+def circumstances(command: str, folder: Path, packages: list[str]) -> str:
     known = conditions(["0"] if torch.cuda.is_available() else [])
-    rounds = len(next(iter(turns.values())))
     lines = [
-        f"`python benchmarks/input.py FOLDER --workers {workers} --rounds {rounds} --seconds {seconds:g}`: medians of {rounds} "
-        f"turns of {seconds:g} s in shuffled order; {workers} workers, one CPU thread in each process; batches of {BATCH} float "
-        f"pictures of {SIZE} x {SIZE} on {device().type}.",
-        f"- {known['devices']}",
+        f"- `{command}`, medians of the rounds; batches of {BATCH} float pictures of {SIZE} x {SIZE} on {device().type}",
+        f"- {known['devices']}, one thread in each process",
         f"- {known['software'].partition(',')[0]}, {', '.join(f'{name} {version(name)}' for name in packages)}",
         f"- {sizes(folder)}",
     ]
-    return "\n".join([lines[0], "", *lines[1:], "", results.table(header, rows)])
+    return "\n".join(lines)
 
 
 def sizes(folder: Path) -> str:

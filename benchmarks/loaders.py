@@ -23,7 +23,6 @@ from train.data.transforms import decode
 BATCH, SIZE, SHARDS = 64, 224, 4
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SHUFFLED = 500  # records that the streaming loaders shuffle among themselves
-OURS = "Lockstep"
 
 
 class Files(NamedTuple):
@@ -260,17 +259,21 @@ def limit(decoder: Callable[[bytes], Any], module: str, package: str) -> Contest
     return Contestant(partial(only_decoding, decoder), module, package)
 
 
-CONTESTANTS = {
-    OURS: Contestant(lockstep, "torch", "torch"),
+LIMIT = {"only decoding": limit(partial(decode, mode="RGB"), "torchcodec", "torchcodec")}  # as Lockstep does it
+LOADERS = {
+    "Lockstep": Contestant(lockstep, "torch", "torch"),
     "torchvision, PIL": Contestant(torchvision_pil, "torchvision", "torchvision"),
     "torchvision, tensors (v2)": Contestant(torchvision_tensor, "torchvision", "torchvision"),
     "timm": Contestant(timm_loader, "timm", "timm"),
     "WebDataset": Contestant(webdataset_loader, "webdataset", "webdataset"),
     "datasets, streamed": Contestant(datasets_loader, "datasets", "datasets"),
-    "only decoding, as Lockstep": limit(partial(decode, mode="RGB"), "torchcodec", "torchcodec"),
-    "only decoding, torchvision": limit(with_torchvision, "torchvision", "torchvision"),
-    "only decoding, Pillow": limit(with_pillow, "PIL", "pillow"),
-    "only decoding, Pillow, reduced": limit(with_pillow_reduced, "PIL", "pillow"),
-    "only decoding, simplejpeg": limit(with_simplejpeg, "simplejpeg", "simplejpeg"),
-    "only decoding, OpenCV": limit(with_opencv, "cv2", "opencv-python-headless"),
+    **LIMIT,
+}
+DECODERS = {
+    **LIMIT,
+    "torchvision": limit(with_torchvision, "torchvision", "torchvision"),
+    "Pillow": limit(with_pillow, "PIL", "pillow"),
+    "Pillow, reduced": limit(with_pillow_reduced, "PIL", "pillow"),
+    "simplejpeg": limit(with_simplejpeg, "simplejpeg", "simplejpeg"),
+    "OpenCV": limit(with_opencv, "cv2", "opencv-python-headless"),
 }
