@@ -64,3 +64,24 @@ def test_the_doctor_measures_the_gpu_beside_its_published_figures() -> None:
         assert subjects[f"GPU 0 {measured}"]["found"][0].isdigit()
     if published(torch.cuda.get_device_name(0)):
         assert "published" in subjects["GPU 0 copy"]["found"]
+
+
+def test_a_plan_is_what_a_step_takes_on_the_gpu_and_fits_into_what_is_left() -> None:
+    model = ("model={name: torchvision/resnet50}", "data.image={mode: RGB, mean: [0.5], std: [0.5]}")
+    size = ("data.transforms.train=[{Resize: {size: 224}}]", "data.transforms.validation=[{Resize: {size: 224}}]")
+    words = ["plan", *model, *size, "batch.size=64", "batch.lanes=2", "--devices", "1", "--json"]
+    planned = CliRunner().invoke(cli.main, words)
+    assert planned.exit_code == 0, planned.stderr
+    report = json.loads(planned.stdout)
+    [alone], timing = report["modes"], report["timing"]
+    assert timing["micro_batch"] == 32
+    assert alone["peak"] == pytest.approx(timing["peak"], rel=0.1)
+
+    share = 0.6 * timing["peak"] / torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(share)
+    try:
+        tight = CliRunner().invoke(cli.main, words)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert tight.exit_code == 0, tight.stderr
+    assert json.loads(tight.stdout)["timing"]["micro_batch"] < 32

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torchvision.models import resnet50
 
 from train.data.loader import Batch
 
@@ -40,6 +41,17 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device)
         return self.head(self.norm(self.blocks(self.tokens(tokens) + self.places(places))))
+
+
+def wide() -> nn.Module:
+    """Large beside its activations; its head is its own."""
+    model = GPT(width=256, depth=2)
+    model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+    return model
+
+
+def resnet() -> nn.Module:
+    return resnet50(num_classes=10)
 
 
 class NextToken:

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
 from tests import made
+from tests.plan.measured import accelerator, config
 from tests.plan.nets import GPT, NextToken, sentences
-from tests.plan.test_memory import accelerator, config
 from train import cli
 from train.parallel.launch import Launch
 from train.plan.timing import largest_that_runs
@@ -24,7 +24,7 @@ def plan(*words: str) -> Result:
 
 
 def facts(*words: str) -> dict[str, Any]:
-    """Of the digits with a network whose numbers are known: 16 weights a class and channel, and no more."""
+    """All numbers, of the digits unless the words name another configuration."""
     result = plan(*words, "--json")
     assert result.exit_code == 0, result.stderr
     found: dict[str, Any] = json.loads(result.stdout)
@@ -114,7 +114,7 @@ class OnlyFew(nn.Module):
 def test_lanes_are_halved_until_a_step_runs() -> None:
     tried: list[str] = []
     chosen = config("batch.size=48", "batch.lanes=3")
-    timing = largest_that_runs(OnlyFew, NextToken(), sentences(1), accelerator("no"), chosen, Launch(), 16, tried.append)
+    timing = largest_that_runs(OnlyFew, NextToken(), sentences(1), accelerator(), chosen, Launch(), 16, tried.append)
     assert timing.micro_batch == 4
     assert [text.split(" steps of ")[1] for text in tried] == [f"{lanes} samples ..." for lanes in ("3 x 16", "6 x 8", "12 x 4")]
 

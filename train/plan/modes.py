@@ -1,11 +1,11 @@
 """What each mode takes on each of its devices, from traces of the single one: arithmetic alone.
 
 A process keeps log2 of its lanes partial sums (`TreeSum`), and everything else of a lane is what a trace of two lanes shows. What
-modes of several devices add is what their libraries document, at its most:
+modes of several devices add:
 
-    ddp             DDP's buckets are a copy of the gradients, and one of them is exchanged into another
-    fsdp            1/N of weights, gradients, sums, optimizer state and average; the unit that is computed and the one that is
-                    fetched ahead are gathered; one unit's gradient is whole, and is exchanged into another
+    ddp             DDP's buckets are a copy of the gradients; they are exchanged later, in place of activations
+    fsdp            1/N of weights, gradients, sums, optimizer state and average. Gathered, at most: the unit that is computed and
+                    the one fetched ahead, and a unit's gradient with what it is exchanged into; and what is in no unit
     data_parallel   on the first device: gradients of another one arrive beside its own; each has its part of a lane's samples
 """
 
@@ -18,7 +18,6 @@ from train.plan.memory import Kind
 from train.plan.trace import Trace
 
 FORECAST = ("single", "ddp", "fsdp", "data_parallel")
-_BUCKET = 25 * 2**20  # DDP's bucket_cap_mb
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,7 @@ def needs(mode: str, devices: int, lanes: int, line: Line, micro_batch: int, *, 
 
 def _in_mode(moment: Counter[str], mode: str, devices: int, traced: Trace) -> Counter[str]:
     exchanged: Counter[str] = Counter()
-    if mode == "ddp":
-        exchanged["communication"] = traced.gradient + min(traced.gradient, _BUCKET)
-    elif mode == "data_parallel":
+    if mode in ("ddp", "data_parallel"):
         exchanged["communication"] = traced.gradient
     elif mode == "fsdp":
         exchanged["communication"] = traced.outside_units + 4 * traced.largest_unit

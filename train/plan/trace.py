@@ -72,9 +72,8 @@ def trace(
         engine = learner.engine
         engine.model.train()
         memory.mark([*model.parameters(), *model.buffers()], "weights")
-        memory.now["averaged weights"] = (
-            size([*model.parameters(), *model.buffers()]) if config.ema.decay else 0
-        )  # kept all along
+        if config.ema.decay:
+            memory.now["averaged weights"] = size([*model.parameters(), *model.buffers()])
         for parameter in engine.parameters:
             parameter.register_post_accumulate_grad_hook(lambda one: memory.mark([one.grad], "gradients"))
         with memory:
