@@ -53,8 +53,10 @@ def test_recomputed_blocks_take_less_and_what_was_forecast() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_each_of_two_processes_takes_what_was_forecast(mode: str) -> None:
+    """Their exchange runs beside the backward pass, and how much it holds at a time varies from run to run by 15 %: the forecast
+    is of the most, to a tenth."""
     expected = forecast(WIDE_GPT, config(), samples=2, lanes=4, mode=mode, devices=2)
-    assert expected == pytest.approx(measured_by_two(WIDE_GPT, (), mode, lanes=4, samples=2), rel=WITHIN)
+    assert 0.8 * expected < measured_by_two(WIDE_GPT, (), mode, lanes=4, samples=2) < (1 + WITHIN) * expected
 
 
 @pytest.mark.slow

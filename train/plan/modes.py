@@ -3,7 +3,8 @@
 A process keeps log2 of its lanes partial sums (`TreeSum`), and everything else of a lane is what a trace of two lanes shows. What
 modes of several devices add:
 
-    ddp             DDP's buckets are a copy of the gradients; they are exchanged later, in place of activations
+    ddp             DDP's buckets are a copy of the gradients. One may still lie in what it was exchanged into when the next
+                    step's activations are most; at the end of the passes, when those are gone, all do
     fsdp            1/N of weights, gradients, sums, optimizer state and average. Gathered, at most: the unit that is computed and
                     the one fetched ahead, and a unit's gradient with what it is exchanged into; and what is in no unit
     data_parallel   on the first device: gradients of another one arrive beside its own; each has its part of a lane's samples
@@ -18,6 +19,7 @@ from train.plan.memory import Kind
 from train.plan.trace import Trace
 
 FORECAST = ("single", "ddp", "fsdp", "data_parallel")
+_BUCKET = 25 * 2**20  # DDP's bucket_cap_mb
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,20 @@ def needs(mode: str, devices: int, lanes: int, line: Line, micro_batch: int, *, 
         passes["gradients"] -= (traced.lanes - 1) * traced.gradient  # the partial sum that the trace has
         passes["partial sums"] = sums * traced.gradient
     update: Counter[str] = Counter(traced.update)
-    return max((_in_mode(moment, mode, devices, traced) for moment in (passes, update)), key=Counter.total)
+    moments = [passes, update]
+    if mode == "ddp":
+        kept = {kind: traced.update[kind] for kind in ("weights", "optimizer state", "averaged weights")}
+        others = max(0, traced.gradient - _BUCKET)
+        gradients = {"gradients": traced.gradient, "partial sums": passes["partial sums"], "communication": others}
+        moments.append(Counter(kept | gradients))
+    return max((_in_mode(moment, mode, devices, traced) for moment in moments), key=Counter.total)
 
 
 def _in_mode(moment: Counter[str], mode: str, devices: int, traced: Trace) -> Counter[str]:
     exchanged: Counter[str] = Counter()
-    if mode in ("ddp", "data_parallel"):
+    if mode == "ddp":
+        exchanged["communication"] = traced.gradient + min(traced.gradient, _BUCKET)
+    elif mode == "data_parallel":
         exchanged["communication"] = traced.gradient
     elif mode == "fsdp":
         exchanged["communication"] = traced.outside_units + 4 * traced.largest_unit
