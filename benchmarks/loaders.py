@@ -90,13 +90,8 @@ def plain_loader(dataset: Any, workers: int, **options: Any) -> DataLoader[Any]:
 
 def lockstep(files: Files, workers: int) -> Batches:
     """The input of a training run, as `train/main.py` makes it."""
-    from accelerate import Accelerator
-
     from train.batches import training_batches
-    from train.job import prepare
-    from train.parallel.launch import Launch
-    from train.parallel.mode import choose
-    from train.parallel.processes import Processes
+    from train.bench.loop import open_job
     from train.run import load_config
 
     config = load_config(
@@ -111,9 +106,7 @@ def lockstep(files: Files, workers: int) -> Batches:
             "steps=1",
         ],
     )
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    mode = choose(Launch(), config.parallel, config.speed)
-    job = prepare(config, accelerator, Processes(accelerator), mode, Launch(), lambda line: None, saved=None)
+    job = open_job(config)
     batches = (batch.to(device()) for batch in training_batches(job, 0))
     return arrived((job.task.inputs(batch), batch.fields["label"]) for batch in batches)
 

@@ -36,16 +36,14 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from train import determinism, models
+from train.bench.loop import open_job
 from train.config import Config
 from train.data import loader as decoding
 from train.data.plan import first_records, rows_of
 from train.data.transforms import decode
-from train.job import Job, prepare
+from train.job import Job
 from train.journal import Journal
 from train.optim import build_optimizer
-from train.parallel.launch import Launch
-from train.parallel.mode import choose
-from train.parallel.processes import Processes
 from train.receipt import recorder as receipt
 from train.run import load_config
 from train.run_folder import RunFolder
@@ -197,9 +195,7 @@ class Times(NamedTuple):
 
 
 def measure(config: Config, rounds: int, steps: int, order: random.Random, times: Times) -> Job:
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    mode = choose(Launch(), config.parallel, config.speed)
-    job = prepare(config, accelerator, Processes(accelerator), mode, Launch(), print, saved=None)
+    job = open_job(config)
     loader = DataLoader(
         Pictures(job), config.batch.size, shuffle=True, drop_last=True, num_workers=job.workers, persistent_workers=True
     )

@@ -14,21 +14,18 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import click
-from accelerate import Accelerator
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from train.job import prepare
+from train.bench.loop import open_job
 from train.journal import Journal
-from train.parallel.launch import Launch
-from train.parallel.mode import choose
-from train.parallel.processes import Processes
 from train.run import load_config
 from train.run_folder import RunFolder
 from train.stopping import StopRequest
@@ -54,16 +51,13 @@ def trainer(outputs: str, millions: int) -> Trainer:
     settings = [model, "batch.size=8", "batch.lanes=1", "steps=1000000", "epochs=", "evaluate.every=0", "tracking.every=0"]
     settings += ["optimizer={name: AdamW, lr: 1e-4}", "checkpoint.keep=1", "data.workers=1", f"run.output_dir={outputs}"]
     config = load_config([Path(__file__).parent.parent / "configs" / "digits.yaml"], settings)
-    accelerator = Accelerator()
-    mode = choose(Launch(), config.parallel, config.speed)
-    job = prepare(config, accelerator, Processes(accelerator), mode, Launch(), print, saved=None)
+    job = open_job(config)
     made = Trainer(job, StopRequest())
     made.begin(Journal(job, RunFolder(config.folder), {}, None, evaluated=0, seconds=0.0))
     return made
 
 
-def seconds(work: object, *, times: int = 1) -> float:
-    assert callable(work)
+def seconds(work: Callable[[], object], *, times: int = 1) -> float:
     began = time.perf_counter()
     for _ in range(times):
         work()

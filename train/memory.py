@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from train.errors import LockstepError, RunError, UsageError
-from train.parallel.lanes import Lanes
+from train.errors import LockstepError, RunError
+from train.parallel.lanes import sharing_problem
 
 if TYPE_CHECKING:
     from train.job import Job
@@ -142,14 +142,9 @@ def _mend(job: Job) -> str:
 
 def _more_lanes(job: Job) -> int | None:
     """The next number of lanes that divides the batch and can be shared by the processes: mostly twice as many."""
-    for count in range(2 * job.lanes.count, job.config.batch.size + 1):
-        if job.config.batch.size % count == 0:
-            try:
-                Lanes(count, 0, job.lanes.processes, job.lanes.interleaved)
-            except UsageError:
-                continue
-            return count
-    return None
+    size, lanes = job.config.batch.size, job.lanes
+    counts = (count for count in range(2 * lanes.count, size + 1) if size % count == 0)
+    return next((count for count in counts if not sharing_problem(count, lanes.processes, interleaved=lanes.interleaved)), None)
 
 
 def _going_on(trainer: Trainer) -> str:

@@ -40,9 +40,9 @@ def problems(launch: Launch, speed: Switches, device: str) -> list[str]:
             )
         possible = ("fp32", *launch.precisions) if device == "cuda" else ("fp32", "bf16")
         if speed.precision not in possible:
-            found.append(f"speed.precision: {speed.precision} is not possible on this device; {_listed(possible)} are")
+            found.append(f"speed.precision: {speed.precision} is not possible on this device; {', '.join(possible)} are")
     if speed.attention != "auto" and speed.attention not in _ATTENTION[device]:
-        found.append(f"speed.attention: {speed.attention} does not run on {device}; {_listed(_ATTENTION[device])} do")
+        found.append(f"speed.attention: {speed.attention} does not run on {device}; {', '.join(_ATTENTION[device])} do")
     if speed.cuda_graphs and (device != "cuda" or over(launch, speed).compiler != "inductor"):
         found.append("speed.cuda_graphs: CUDA graphs are made of compiled kernels on a GPU; set speed.compile: model")
     return found
@@ -119,7 +119,7 @@ def _chosen(model: nn.Module, patterns: tuple[str, ...]) -> list[nn.Module]:
     if unknown := [pattern for pattern, found in matches.items() if not found]:
         known = ", ".join(name for name, _ in model.named_children())
         raise UsageError(
-            f"speed.recompute: the model has no module {_listed(unknown)}; its parts are {known}, and those below them"
+            f"speed.recompute: the model has no module {', '.join(unknown)}; its parts are {known}, and those below them"
         )
     names = {name for found in matches.values() for name in found}
     return [modules[name] for name in modules if name in names and not any(name.startswith(f"{other}.") for other in names)]
@@ -141,7 +141,3 @@ def _statistics_kept(module: nn.Module) -> Iterator[None]:
     finally:
         for buffer, value in before:
             buffer.data.copy_(value)  # behind the back of autograd, as the passes are still under way
-
-
-def _listed(words: tuple[str, ...] | list[str]) -> str:
-    return ", ".join(words)

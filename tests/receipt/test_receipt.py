@@ -97,7 +97,7 @@ def damaged(path: Path, change: Any) -> Path:
     [
         (lambda content: content["trace"][0].__setitem__(1, 0.1), "is not as it was written"),
         (lambda content: content.pop("data"), "is not as it was written"),
-        (lambda content: content.update(schema=99), "has schema 99, and this program reads 1"),
+        (lambda content: content.update(schema=99), "has schema 99, and this program reads 2"),
         (lambda content: content.pop("schema"), "is no receipt: it has no `schema`"),
     ],
 )

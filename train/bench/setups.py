@@ -12,7 +12,7 @@ import yaml
 
 from train.config import Config, Parallel, Pipeline, Split, lanes_problem
 from train.errors import UsageError
-from train.parallel.lanes import Lanes
+from train.parallel.lanes import sharing_problem
 from train.parallel.launch import Launch, precisions
 from train.parallel.mode import Mode, choose, config_problems
 
@@ -171,11 +171,3 @@ def _file(path: Path) -> dict[str, Any]:
     if content.get("num_machines", 1) > 1:
         raise UsageError(f"num_machines: {content['num_machines']}: only this machine is measured")
     return content
-
-
-def sharing_problem(lanes: int, processes: int, *, interleaved: bool = False) -> str | None:
-    try:
-        Lanes(lanes, 0, processes, interleaved)
-    except UsageError as error:
-        return str(error)
-    return None

@@ -5,6 +5,7 @@ of them. The environment never changes it: a `$VAR` in a path is filled in once,
 """
 
 from train.config.changes import Difference, differences, recorded, verdict
+from train.config.effects import Effect
 from train.config.loading import Check, load, unknown_argument
 from train.config.messages import Problem
 from train.config.schema import (
@@ -12,7 +13,6 @@ from train.config.schema import (
     Checkpoint,
     Config,
     Data,
-    Effect,
     Ema,
     Evaluate,
     Image,

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from train.config import values
-from train.config.schema import Config, Effect, effect, flatten
+from train.config.effects import Effect
+from train.config.schema import Config, effect, flatten
 
 # What a change of a key, or of a section, would change in steps that are still to come.
 CONSEQUENCES = {

@@ -6,33 +6,14 @@ Each key has an effect: what a change of it changes. A run's name and what a res
 import hashlib
 import json
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from train.config import messages, values
+from train.config.effects import Effect, Length, Numbers, Place, Report, Speed
 from train.config.values import AtLeast0, AtLeast1, Auto, DataPath, Every, Filled, Interval, LocalPath, Switch, Transforms
-
-T = TypeVar("T")
-
-
-class Effect(StrEnum):
-    """What a change of a key changes."""
-
-    NUMBERS = "numbers"  # the samples, the random numbers or the arithmetic of a step
-    LENGTH = "length"  # how many steps there are
-    SPEED = "speed"  # how long a step takes
-    REPORT = "report"  # what is measured and shown beside the training
-    PLACE = "place"  # names, folders and what is kept
-
-
-Numbers = Annotated[T, Effect.NUMBERS]
-Length = Annotated[T, Effect.LENGTH]
-Speed = Annotated[T, Effect.SPEED]
-Report = Annotated[T, Effect.REPORT]
-Place = Annotated[T, Effect.PLACE]
 
 
 class Section(BaseModel):

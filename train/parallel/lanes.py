@@ -52,6 +52,15 @@ class Lanes:
         return range(self.rank * share, (self.rank + 1) * share)
 
 
+def sharing_problem(lanes: int, processes: int, *, interleaved: bool = False) -> str | None:
+    """Why so many processes cannot share the lanes, or None."""
+    try:
+        Lanes(lanes, 0, processes, interleaved)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
 class TreeSum:
     """Adds lists of tensors in the order of a perfect binary tree, keeping log2(n) partial sums."""
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from train.bench.setups import read_modes, sharing_problem
+from train.bench.setups import read_modes
 from train.config import Config
 from train.errors import UsageError
+from train.parallel.lanes import sharing_problem
 from train.plan.modes import FORECAST, Line, needs
 from train.plan.timing import Timing
 

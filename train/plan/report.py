@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from train.bench import tables
 from train.doctor.findings import gibibytes
 from train.job import Job
 from train.plan.outlook import Device, Outlook, advice
@@ -85,11 +84,7 @@ def _timed(timing: Timing) -> str:
 
 
 def show(results: Results) -> None:
-    """The table on stdout, as wide as it is where that is no terminal."""
-    console = Console(width=None if sys.stdout.isatty() else 400)
-    console.print(_table(results))
-    for line in (*results.remarks(), *NOTES):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    tables.show(_table(results), (*results.remarks(), *NOTES))
 
 
 def _table(results: Results) -> Table:

@@ -1,8 +1,8 @@
 """Receipts: what made a run, in one file, and what re-running it shows.
 
-outputs/<run>/receipt.json is written at the start, at each checkpoint and at the end. Its keys (schema 1):
+outputs/<run>/receipt.json is written at the start, at each checkpoint and at the end. Its keys (schema 2):
 
-    schema         1
+    schema         2
     run            the name of the run's folder
     config         the resolved configuration, and `places`: where each given key was said
     data           what the data are known by: names, sizes and ends of files, a revision of the Hub, classes, samples

@@ -9,7 +9,7 @@ from typing import Any
 
 from train.errors import UsageError
 
-SCHEMA = 1
+SCHEMA = 2
 NAME = "receipt.json"
 CHECKOUT = "{checkout}"  # stands for the folder of the code in the paths of a receipt
 _KEYS = {"run", "config", "places", "data", "lanes", "steps", "environments", "starts", "trace", "checkpoints", "result"}
