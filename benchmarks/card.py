@@ -5,10 +5,10 @@
         speed.channels_last=true speed.compile=model
 
 The plain loop does what timm's and nanoGPT's do with the same model, optimizer, precision, memory format and compiler: autocast,
-cuDNN's autotuning, one backward pass a micro-batch, an update, and no more. All have one step's batches in memory. They take turns
-in shuffled order. Operations are counted on the plain model (2 for a multiplication with its addition, backward too); the matrix
-rate is that of a large product in the same precision, measured in the same run. On a GPU the peak of the strict loop, which is
-taken before there are others, stands beside what `train plan` forecasts.
+cuDNN's autotuning, one backward pass a micro-batch, an update, and no more. All have one step's batches in memory. They take
+turns in shuffled order. Operations are counted on the plain model (2 for a multiplication with its addition, backward too); the
+matrix rate is that of a large product in the same precision, measured in the same run. On a GPU the peak of the strict
+loop, which is taken before there are others, stands beside what `train plan` forecasts.
 """
 
 from __future__ import annotations
