@@ -12,7 +12,7 @@ from torch.nn import functional
 from train import config
 from train.data.labels import Labels
 from train.data.loader import Batch
-from train.data.transforms import Augment, decode
+from train.data.transforms import Augment
 from train.errors import UsageError
 
 _AUXILIARY_WEIGHT = 0.3  # of GoogLeNet's and Inception's side heads, as in Szegedy et al. 2015
@@ -22,9 +22,8 @@ class PictureDecoder:
     """A row with `image` and `label` to a sample with `image` (C, H, W; uint8 unless a transform changed it) and `label`."""
 
     def __init__(self, data: config.Data, labels: Labels, seed: int, *, training: bool) -> None:
-        self.mode = data.image.mode
         self.labels = labels
-        self.augment = Augment(data.transforms.train if training else data.transforms.validation, seed)
+        self.augment = Augment(data.transforms.train if training else data.transforms.validation, seed, data.image.mode)
 
     def __call__(self, row: dict[str, Any], epoch: int, key: int) -> dict[str, Tensor]:
         label = self.labels.id(row["label"])
@@ -34,8 +33,7 @@ class PictureDecoder:
             if picture.get("path") is None:
                 raise ValueError("has no picture")
             data = Path(picture["path"]).read_bytes()
-        image = self.augment(decode(data, self.mode), epoch, key)
-        return {"image": image, "label": torch.tensor(label)}
+        return {"image": self.augment(data, epoch, key), "label": torch.tensor(label)}
 
 
 class ImageClassification:
