@@ -48,7 +48,7 @@ def opened(data: bytes) -> Jpeg | None:
 
 def _turned(data: bytes) -> bool:
     """Whether it may be shown in another orientation than it is stored in."""
-    if b"Exif\0\0" not in data:
+    if not _has_exif(data):
         return False
     from PIL import ExifTags, Image
 
@@ -57,6 +57,17 @@ def _turned(data: bytes) -> bool:
             return bool(picture.getexif().get(ExifTags.Base.Orientation, 1) != 1)
     except Exception:  # Pillow raises many things at Exif data that are none
         return True
+
+
+def _has_exif(data: bytes) -> bool:
+    """Whether one of the segments before the first scan is of that kind; to search for the word would take longer."""
+    at = 2
+    while data[at : at + 2] != b"\xff\xda":
+        lost = data[at : at + 1] != b"\xff"
+        if lost or (data[at + 1] == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0"):
+            return True
+        at += 2 + int.from_bytes(data[at + 2 : at + 4])
+    return False
 
 
 @cache

@@ -13,10 +13,13 @@ import xxhash
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from train.data.plan import Records, rows_of
+from train.data.plan import Records, readahead, rows_of
+from train.data.slots import Sent, Slots
 from train.data.source import Source
 from train.errors import RunError
 from train.stopping import ask_for_signal_when_parent_dies
+
+_READY = 4  # micro-batches that are read ahead, beside those that the workers have
 
 
 class Decoder(Protocol):
@@ -150,15 +153,26 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class _Plan(Iterable[Records]):
-    """A plan as DataLoader wants its sampler: something to iterate over anew each time."""
+class _Sent(Dataset[Batch]):
+    """What a worker does with what it is sent."""
 
-    def __init__(self, start: Callable[[], Iterator[Records]]) -> None:
+    def __init__(self, decoding: Decoding, slots: Slots) -> None:
+        self.decoding = decoding
+        self.slots = slots
+
+    def __getitem__(self, sent: Records | Sent) -> Batch:
+        return self.decoding[self.slots.get(sent)]
+
+
+class _Plan(Iterable[Records | Sent]):
+    """A plan as DataLoader wants its sampler: something to iterate over anew each time, here on a thread of its own."""
+
+    def __init__(self, start: Callable[[], Iterator[Records | Sent]]) -> None:
         self.start = start
         self.held = False
 
-    def __iter__(self) -> Iterator[Records]:
-        return iter(()) if self.held else self.start()
+    def __iter__(self) -> Iterator[Records | Sent]:
+        return iter(()) if self.held else readahead(self.start, _READY)
 
 
 class Loader(DataLoader[Batch]):
@@ -192,9 +206,12 @@ def load(
     persistent: bool = False,
 ) -> Loader:
     """The micro-batches of a plan, the same ones in the same order for any number of workers."""
+    decoding = Decoding(source, decoder)
+    # A slot is filled again when those that are being decoded, that are ready and that is being put have each had another.
+    slots = Slots(workers * prefetch + _READY + 2) if workers else None
     return Loader(
-        Decoding(source, decoder),
-        sampler=_Plan(plan),
+        _Sent(decoding, slots) if slots else decoding,
+        sampler=_Plan((lambda: map(slots.put, plan())) if slots else plan),
         batch_size=None,
         num_workers=workers,
         multiprocessing_context="fork" if workers else None,  # starts in milliseconds and shares the source's memory
