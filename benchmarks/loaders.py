@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from train.data.transforms import decode
+from train.data.transforms import Augment, decode
 
 BATCH, SIZE, SHARDS = 64, 224, 4
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -212,6 +212,14 @@ def only_decoding(decoder: Callable[[bytes], Any], files: Files, workers: int) -
     return iter(DataLoader(Decoded(decoder, files), batch_size=None, num_workers=workers))
 
 
+def with_a_crop(data: bytes) -> Any:
+    """What training does instead: a crop first, of which alone the pixels are decoded."""
+    return _crop(data, 0, random.getrandbits(32))
+
+
+_crop = Augment([{"RandomCrop": {"size": SIZE, "pad_if_needed": True}}], 0, "RGB")
+
+
 def with_pillow(data: bytes) -> Any:
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
@@ -264,6 +272,7 @@ LOADERS = {
 }
 DECODERS = {
     **LIMIT,
+    "only decoding, a random crop": limit(with_a_crop, "nvidia.nvimgcodec", "nvidia-nvimgcodec-cu13"),
     "torchvision": limit(with_torchvision, "torchvision", "torchvision"),
     "Pillow": limit(with_pillow, "PIL", "pillow"),
     "Pillow, reduced": limit(with_pillow_reduced, "PIL", "pillow"),

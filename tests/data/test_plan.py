@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,15 +127,6 @@ def test_rows_are_those_of_their_keys(folder: Path) -> None:
         else:
             numbers = [int(Path(source.where(int(key))).stem) for key in records.keys]
             assert names == [f"class{made.label_of(number)}" for number in numbers]
-
-
-def test_a_micro_batch_goes_to_a_worker_without_the_block_that_it_is_of(tmp_path: Path) -> None:
-    made.shards(tmp_path / "set", [40, 40])
-    source = opened(tmp_path / "set")
-    size = sum(len(made.png(number)) for number in range(80))
-    for records in [next(plan(source, Share(4, 2, range(2)), block=80)), next(evaluation_plan(source, 2, 0, 1))]:
-        assert len(records.keys) == 2
-        assert len(pickle.dumps(records.rows)) < size / 4  # 2 of 80 pictures, and what a table costs
 
 
 def test_an_epochs_length_is_known_to_whoever_has_its_last_sample(folders: dict[str, Path]) -> None:

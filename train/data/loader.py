@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,12 +12,15 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import xxhash
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
-from train.data.plan import Records, rows_of
+from train.data.plan import Records, readahead, rows_of
+from train.data.slots import Layout, Sent, Slots, layout
 from train.data.source import Source
 from train.errors import RunError
 from train.stopping import ask_for_signal_when_parent_dies
+
+_READY = 4  # micro-batches that are read ahead, beside those that the workers have
 
 
 class Decoder(Protocol):
@@ -60,6 +64,29 @@ class Batch:
     def pin_memory(self) -> Batch:
         return replace(self, fields={name: value.pin_memory() for name, value in self.fields.items()})
 
+    def clone(self) -> Batch:
+        return replace(self, fields={name: value.clone() for name, value in self.fields.items()})
+
+
+@dataclass
+class Returned:
+    """A batch whose fields lie in a slot, from where they have to be copied."""
+
+    batch: Batch
+    slots: Slots
+    slot: int
+    size: int
+    layouts: dict[str, Layout]
+
+    def pin_memory(self) -> Batch:
+        return self._in_slot().pin_memory()
+
+    def clone(self) -> Batch:
+        return self._in_slot().clone()
+
+    def _in_slot(self) -> Batch:
+        return replace(self.batch, fields=self.slots.tensors(self.slot, self.size, self.layouts))
+
 
 class Decoding(Dataset[Batch]):
     """What a worker does with the records of a micro-batch."""
@@ -69,10 +96,14 @@ class Decoding(Dataset[Batch]):
         self.decoder = decoder
 
     def __getitem__(self, records: Records) -> Batch:
-        with _one_thread():
-            return self._decode(records)
+        return self.into(_new_room, records)
 
-    def _decode(self, records: Records) -> Batch:
+    def into(self, room: Room, records: Records) -> Batch:
+        """The batch, with its fields in the room that is given for them."""
+        with _one_thread():
+            return self._decode(records, room)
+
+    def _decode(self, records: Records, room: Room) -> Batch:
         try:
             table = rows_of(self.source, records)
         except RunError as error:
@@ -87,11 +118,11 @@ class Decoding(Dataset[Batch]):
             except Exception as error:  # a fork's transform may raise anything
                 bad.append(BadSample(key, self.source.where(key), f"{type(error).__name__}: {error}"))
         try:
-            fields = {name: _stacked([sample[name] for sample in samples]) for name in samples[0]} if samples else {}
+            fields = _stacked(samples, room) if samples else {}
         except RuntimeError:
             if uneven := self._uneven(samples, good):
                 return Batch({}, good, bad, uneven)
-            raise  # no shared memory, for one
+            raise
         return Batch(fields, good, bad, digest=_digest(fields, good))
 
     def _uneven(self, samples: Sequence[dict[str, Tensor]], keys: Sequence[int]) -> str | None:
@@ -113,20 +144,35 @@ class Decoding(Dataset[Batch]):
         return None
 
 
-def _stacked(values: list[Tensor]) -> Tensor:
-    """The values along a new dimension 0; in a worker they are written to shared memory at once.
+Room = Callable[[int], Tensor]  # so many bytes of memory, aligned to 64
+
+
+def _new_room(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def _stacked(samples: Sequence[dict[str, Tensor]], room: Room) -> dict[str, Tensor]:
+    """The samples' fields along a new dimension 0, one after the other in one room.
 
     Pictures of bytes stay as decoders give them, with the channels of a pixel side by side: to rearrange bytes takes longer
     than to decode a tenth of a picture, and the task turns them into numbers anyway.
     """
-    if any(value.dtype != values[0].dtype for value in values):
-        raise RuntimeError("a stack has one type")
-    stacked: Tensor
-    if values[0].dtype == torch.uint8 and values[0].dim() == 3:
-        stacked = default_collate([value.permute(1, 2, 0) for value in values]).permute(0, 3, 1, 2)
-    else:
-        stacked = default_collate(values)
-    return stacked
+    sizes = {name: first.nbytes * len(samples) for name, first in samples[0].items()}
+    ends = dict(zip(sizes, itertools.accumulate(-(-size // 64) * 64 for size in sizes.values()), strict=True))
+    whole = room(max(ends.values()))
+    fields = {}
+    for name, first in samples[0].items():
+        values = [sample[name] for sample in samples]
+        if any(value.dtype != first.dtype for value in values):
+            raise RuntimeError("a stack has one type")
+        pictures = first.dtype == torch.uint8 and first.dim() == 3
+        if pictures:
+            values = [value.permute(1, 2, 0) for value in values]
+        start = ends[name] - -(-sizes[name] // 64) * 64
+        place = whole[start : start + sizes[name]].view(first.dtype).view(len(values), *values[0].shape)
+        stacked = torch.stack(values, out=place)
+        fields[name] = stacked.permute(0, 3, 1, 2) if pictures else stacked
+    return fields
 
 
 def _digest(fields: dict[str, Tensor], keys: Sequence[int]) -> int:
@@ -150,15 +196,35 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class _Plan(Iterable[Records]):
-    """A plan as DataLoader wants its sampler: something to iterate over anew each time."""
+class _Sent(Dataset[Returned]):
+    """What a worker does with what it is sent."""
 
-    def __init__(self, start: Callable[[], Iterator[Records]]) -> None:
+    def __init__(self, decoding: Decoding, slots: Slots) -> None:
+        self.decoding = decoding
+        self.slots = slots
+
+    def __getitem__(self, sent: Sent) -> Returned:
+        size = 0
+
+        def room(wanted: int) -> Tensor:
+            nonlocal size
+            size = wanted
+            return self.slots.room(sent.slot, size)
+
+        batch = self.decoding.into(room, self.slots.get(sent))
+        layouts = {name: layout(value) for name, value in batch.fields.items()}
+        return Returned(replace(batch, fields={}), self.slots, sent.slot, size, layouts)
+
+
+class _Plan(Iterable[Records | Sent]):
+    """A plan as DataLoader wants its sampler: something to iterate over anew each time, here on a thread of its own."""
+
+    def __init__(self, start: Callable[[], Iterator[Records | Sent]]) -> None:
         self.start = start
         self.held = False
 
-    def __iter__(self) -> Iterator[Records]:
-        return iter(()) if self.held else self.start()
+    def __iter__(self) -> Iterator[Records | Sent]:
+        return iter(()) if self.held else readahead(self.start, _READY)
 
 
 class Loader(DataLoader[Batch]):
@@ -168,7 +234,7 @@ class Loader(DataLoader[Batch]):
     def __iter__(self) -> Any:  # torch does not export the type
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         try:
-            return super().__iter__()
+            return map(_received, super().__iter__())
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -179,6 +245,10 @@ class Loader(DataLoader[Batch]):
             self.sampler.held = True
             iter(self)
             self.sampler.held = False
+
+
+def _received(batch: Batch | Returned) -> Batch:
+    return batch.clone() if isinstance(batch, Returned) else batch
 
 
 def load(
@@ -192,9 +262,13 @@ def load(
     persistent: bool = False,
 ) -> Loader:
     """The micro-batches of a plan, the same ones in the same order for any number of workers."""
+    decoding = Decoding(source, decoder)
+    # A slot is filled again when those that are being decoded, that are ready and that is being put have each had another.
+    slots = Slots(workers * prefetch + _READY + 2) if workers else None
+    dataset: Dataset[Any] = _Sent(decoding, slots) if slots else decoding
     return Loader(
-        Decoding(source, decoder),
-        sampler=_Plan(plan),
+        dataset,
+        sampler=_Plan((lambda: map(slots.put, plan())) if slots else plan),
         batch_size=None,
         num_workers=workers,
         multiprocessing_context="fork" if workers else None,  # starts in milliseconds and shares the source's memory

@@ -14,10 +14,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from torch import Tensor
 
 from train.data.order import Indices, block_order, map_order, shard_order
-from train.data.records import packed, unpacked
 from train.data.source import MapSource, Source, StreamSource
 
 T = TypeVar("T")
@@ -27,11 +25,11 @@ _MAP_EPOCHS = 8  # and no more epochs than this, each of which costs as much as 
 
 
 class Records(NamedTuple):
-    """One micro-batch before decoding: epoch and key of each sample, and the packed rows unless the worker takes them by key."""
+    """One micro-batch before decoding: epoch and key of each sample, and the rows unless the worker takes them by key."""
 
     epochs: Indices
     keys: Indices
-    rows: Tensor | None
+    rows: pa.Table | None
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def rows_of(source: Source, records: Records) -> pa.Table:
     if isinstance(source, MapSource):
         return source.take(records.keys)
     assert records.rows is not None
-    return unpacked(records.rows)
+    return records.rows
 
 
 def training_plan(source: Source, share: Share, position: int, *, seed: int, shuffle: bool, block: int) -> Iterator[Records]:
@@ -70,7 +68,7 @@ def training_plan(source: Source, share: Share, position: int, *, seed: int, shu
     if isinstance(source, MapSource):
         return _map_plan(source, share, position, seed, shuffle)
     blocks = readahead(lambda: stream_blocks(source, position, seed=seed, shuffle=shuffle, size=block), depth=1)
-    return readahead(lambda: _stream_plan(blocks, share, position), depth=4)
+    return _stream_plan(blocks, share, position)
 
 
 def evaluation_plan(source: Source, micro: int, rank: int, processes: int) -> Iterator[Records]:
@@ -80,8 +78,7 @@ def evaluation_plan(source: Source, micro: int, rank: int, processes: int) -> It
             keys = np.arange(first, min(first + micro, source.size), dtype=np.int64)
             yield Records(np.zeros_like(keys), keys, None)
         return
-    batches = readahead(lambda: _in_order(source, micro), depth=4)
-    yield from (records for place, records in enumerate(batches) if place % processes == rank)
+    yield from (records for place, records in enumerate(_in_order(source, micro)) if place % processes == rank)
 
 
 def first_records(source: Source, count: int) -> Iterator[Records]:
@@ -141,7 +138,7 @@ def stream_blocks(source: StreamSource, position: int, *, seed: int, shuffle: bo
 
 def _block(start: int, epoch: int, number: int, keys: Indices, rows: pa.Table, seed: int, shuffle: bool) -> Block:
     order = block_order(epoch, number, len(keys), seed, shuffle=shuffle)
-    return Block(start, epoch, keys[order], rows.combine_chunks(), order)
+    return Block(start, epoch, keys[order], rows, order)
 
 
 def _epoch_rows(source: StreamSource, epoch: int, seed: int, shuffle: bool, skip: int) -> Iterator[tuple[Indices, pa.Table]]:
@@ -175,10 +172,24 @@ def _stream_plan(blocks: Iterator[Block], share: Share, position: int) -> Iterat
                 here = slice(at - block.start, end - block.start)
                 keys.append(block.keys[here])
                 epochs.append(np.full_like(keys[-1], block.epoch))
-                rows.append(block.rows.take(block.order[here]))
+                rows.append(_taken(block.rows, block.order[here]))
                 at += len(keys[-1])
-            yield Records(np.concatenate(epochs), np.concatenate(keys), packed(pa.concat_tables(rows)))
+            yield Records(np.concatenate(epochs), np.concatenate(keys), pa.concat_tables(rows))
         position += share.batch
+
+
+def _taken(rows: pa.Table, places: Indices) -> pa.Table:
+    """The rows at some places. `Table.take` would copy all rows to have them in one piece first."""
+    pieces = rows.to_batches()
+    ends = np.cumsum([len(piece) for piece in pieces])
+    piece_of = np.searchsorted(ends, places, side="right")
+    taken = [
+        piece.take(pa.array(places[piece_of == number] - (ends[number] - len(piece))))
+        for number, piece in enumerate(pieces)
+        if (piece_of == number).any()
+    ]
+    back = np.argsort(np.argsort(piece_of, kind="stable"))
+    return pa.Table.from_batches(taken).combine_chunks().take(back)
 
 
 def _in_order(source: StreamSource, micro: int) -> Iterator[Records]:
@@ -187,10 +198,10 @@ def _in_order(source: StreamSource, micro: int) -> Iterator[Records]:
         keys_left = np.concatenate([keys_left, keys])
         rows_left = rows if rows_left is None else pa.concat_tables([rows_left, rows])
         while len(keys_left) >= micro:
-            yield Records(np.zeros(micro, dtype=np.int64), keys_left[:micro], packed(rows_left.slice(0, micro)))
+            yield Records(np.zeros(micro, dtype=np.int64), keys_left[:micro], rows_left.slice(0, micro))
             keys_left, rows_left = keys_left[micro:], rows_left.slice(micro)
     if rows_left is not None and len(keys_left):
-        yield Records(np.zeros_like(keys_left), keys_left, packed(rows_left.slice(0, micro)))
+        yield Records(np.zeros_like(keys_left), keys_left, rows_left.slice(0, micro))
 
 
 def readahead(start: Callable[[], Iterator[T]], depth: int) -> Iterator[T]:

@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
-from torch import Tensor
 
 from train.data.readers import is_remote, open_file
 
@@ -24,18 +22,6 @@ SCHEMA = pa.schema([("image", IMAGE), ("label", pa.string())])
 def record_table(image: pa.ChunkedArray, label: pa.ChunkedArray, file: str, names: tuple[str, ...]) -> pa.Table:
     """The records of two columns as `file` stores them; `names` are those of the label's classes, () where it has none."""
     return pa.table([images(image, file), label_texts(label, names)], schema=SCHEMA)
-
-
-def packed(records: pa.Table) -> Tensor:
-    """The bytes of some records, for a worker to read where they lie: a tensor goes to it in shared memory, a table would be
-    written to a pipe and read from it, and would take along all that its records are a slice of."""
-    [batch] = records.combine_chunks().to_batches()
-    return torch.frombuffer(batch.serialize(), dtype=torch.uint8)
-
-
-def unpacked(data: Tensor) -> pa.Table:
-    """The records that `packed` has made bytes of, without copying them."""
-    return pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(data.numpy()), SCHEMA)])
 
 
 def images(column: pa.ChunkedArray, file: str) -> pa.Array:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +15,9 @@ from torch import Tensor
 
 from train.arguments import check_arguments, check_name, imported
 from train.config import Problem
+from train.data.jpeg import Mode, opened
 from train.seeds import seed_sample
 
-if TYPE_CHECKING:
-    from torchvision.transforms import v2
-
-Mode = Literal["RGB", "GRAY"]
 NamedTransform = str | Mapping[str, Mapping[str, Any]]
 
 
@@ -80,15 +77,6 @@ def check(section: Mapping[str, Sequence[NamedTransform]]) -> list[Problem]:
     return problems
 
 
-def build(named: Sequence[NamedTransform]) -> v2.Transform | None:
-    """The transforms one after the other, or None for none."""
-    from torchvision.transforms import v2
-
-    if not named:
-        return None
-    return v2.Compose([_find(name)(**arguments) for name, arguments in map(_split, named)])
-
-
 def _find(name: str) -> Callable[..., Callable[[Tensor], Tensor]]:
     """What makes the transform; LookupError says why there is none."""
     if ":" in name:
@@ -107,19 +95,43 @@ def _split(entry: NamedTransform) -> tuple[str, dict[str, Any]]:
 
 
 class Augment:
-    """Applies transforms to a decoded picture; what is random in them is a function of (seed, epoch, sample key) alone.
+    """Decodes a picture and transforms it; what is random in that is a function of (seed, epoch, sample key) alone.
 
     So is what a transform draws from `random`, `numpy.random` and `torch`. A generator of its own follows too where it is made
     for each sample from `torch.initial_seed()`; `numpy.random.default_rng()` without a seed asks the operating system.
     """
 
-    def __init__(self, named: Sequence[NamedTransform], seed: int) -> None:
-        self.transform = build(named)
+    def __init__(self, named: Sequence[NamedTransform], seed: int, mode: Mode) -> None:
+        self.transforms = [_find(name)(**arguments) for name, arguments in map(_split, named)]
         self.seed = seed
+        self.mode = mode
 
-    def __call__(self, picture: Tensor, epoch: int, sample: int) -> Tensor:
-        if self.transform is None:
-            return picture
+    def __call__(self, data: bytes, epoch: int, sample: int) -> Tensor:
+        if not self.transforms:
+            return decode(data, self.mode)
         seed_sample(self.seed, epoch, sample)
-        transformed: Tensor = self.transform(picture)
-        return transformed
+        first, *others = self.transforms
+        picture = _cropped(first, data, self.mode) if _is_crop(first) else first(decode(data, self.mode))
+        for transform in others:
+            picture = transform(picture)
+        return picture
+
+
+def _is_crop(transform: Any) -> bool:
+    """Whether it keeps a part of a picture that it chooses by the picture's size alone."""
+    from torchvision.transforms import v2
+
+    return type(transform) in (v2.RandomCrop, v2.RandomResizedCrop)
+
+
+def _cropped(crop: Any, data: bytes, mode: Mode) -> Tensor:
+    """What `crop` makes of a picture, of which no more is decoded than that takes."""
+    jpeg = opened(data)
+    if jpeg is None:
+        return crop(decode(data, mode))  # type: ignore[no-any-return]
+    chosen = crop.make_params([torch.empty((1, jpeg.height, jpeg.width), device="meta")])
+    if not chosen.get("needs_pad"):
+        part = jpeg.part(chosen["top"], chosen["left"], chosen["height"], chosen["width"], mode)
+        if part is not None:
+            return crop.transform(part, {**chosen, "top": 0, "left": 0})  # type: ignore[no-any-return]
+    return crop.transform(decode(data, mode), chosen)  # type: ignore[no-any-return]
