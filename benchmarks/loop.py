@@ -6,7 +6,7 @@ They train the same model on the same pictures with the same optimizer, at one l
 CPU threads, and log the loss every ten steps. They take turns in one process. Who comes after whom matters (a worker of the one
 before still refills its queue), and who was made first (where its tensors lie), by one or two per cent each: so the turns are
 shuffled, and the loops are made anew several times in shuffled order. The table gives the median of all rounds' ratios, and how
-sure that is.
+sure that is. Frameworks that own the loop cannot be stepped in turns; benchmarks/run.py has them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -27,15 +27,16 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import click
+import results
 import torch
 from accelerate import Accelerator
-from rich.console import Console
-from rich.table import Table
+from switches import shown
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from train import determinism, models
+from train.bench.conditions import conditions
 from train.bench.loop import open_job
 from train.config import Config
 from train.data import loader as decoding
@@ -51,6 +52,7 @@ from train.stopping import StopRequest
 from train.trainer import Trainer
 
 LOG_EVERY = 10
+BARE, OURS, UNRECORDED = "bare PyTorch loop", "this trainer", "this trainer, no receipt"
 
 
 class Pictures(Dataset[tuple[Tensor, Tensor]]):
@@ -160,31 +162,42 @@ def unrecorded() -> Iterator[None]:
 @click.option("--blocks", default=6, show_default=True, help="Times that the loops are made anew.")
 @click.option("--steps", default=1, show_default=True, help="Steps of a turn.")
 def main(settings: tuple[str, ...], rounds: int, blocks: int, steps: int) -> None:
-    root = Path(__file__).parent.parent
-    files = [Path(setting) for setting in settings if "=" not in setting] or [root / "configs" / "digits.yaml"]
-    overrides = [setting for setting in settings if "=" in setting]
     times = Times({}, {})
     with tempfile.TemporaryDirectory() as scratch:
         for block in range(blocks):
-            config = load_config(
-                files,
-                [
-                    "data.workers=1",
-                    *overrides,
-                    f"run.output_dir={scratch}/{block}",
-                    "batch.lanes=1",
-                    f"tracking.every={LOG_EVERY}",
-                    f"steps={(rounds + 1) * steps + 1}",
-                    "epochs=",
-                    "evaluate.every=0",
-                    "checkpoint.every=0",
-                    "data.transforms.train=[]",
-                ],
-            )
+            config = one_lane(settings, Path(scratch) / str(block), (rounds + 1) * steps + 1)
             job = measure(config, rounds, steps, random.Random(block), times)
-    show(job, {"wall clock": times.wall, "CPU time": times.busy})
+    options = ["--rounds", str(rounds), "--blocks", str(blocks), "--steps", str(steps)]
+    text = described(job, shown(["python", "benchmarks/loop.py", *settings, *options])) + "\n\n" + compared(times)
+    click.echo(text)
+    results.record("Step", text)
     sys.stdout.flush()
     os._exit(0)  # the trainers' reading threads are left where they are
+
+
+def one_lane(settings: Sequence[str], output: Path, steps: int) -> Config:
+    """What the settings say, as a run of some steps and nothing else."""
+    files = [Path(setting) for setting in settings if "=" not in setting]
+    return load_config(
+        files or [Path(__file__).parent.parent / "configs" / "digits.yaml"],
+        [
+            "data.workers=1",
+            *(setting for setting in settings if "=" in setting),
+            f"run.output_dir={output}",
+            "batch.lanes=1",
+            f"tracking.every={LOG_EVERY}",
+            f"steps={steps}",
+            "epochs=",
+            "evaluate.every=0",
+            "checkpoint.every=0",
+            "data.transforms.train=[]",
+        ],
+    )
+
+
+def pictures(job: Job) -> DataLoader[tuple[Tensor, Tensor]]:
+    size, workers = job.config.batch.size, job.workers
+    return DataLoader(Pictures(job), size, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=workers > 0)
 
 
 class Times(NamedTuple):
@@ -196,15 +209,13 @@ class Times(NamedTuple):
 
 def measure(config: Config, rounds: int, steps: int, order: random.Random, times: Times) -> Job:
     job = open_job(config)
-    loader = DataLoader(
-        Pictures(job), config.batch.size, shuffle=True, drop_last=True, num_workers=job.workers, persistent_workers=True
-    )
+    loader = pictures(job)
     with Path(os.devnull).open("w") as sink:
         makers: dict[str, Callable[[], Callable[[int], None]]] = {
-            "bare PyTorch loop": lambda: bare(job, loader, StepLog(sink)),
+            BARE: lambda: bare(job, loader, StepLog(sink)),
             "Accelerate loop": lambda: accelerated(job, loader, StepLog(sink)),
-            "this trainer": lambda: ours(job, RunFolder(config.folder / "with"), nullcontext),
-            "this trainer, no receipt": lambda: ours(job, RunFolder(config.folder / "without"), unrecorded),
+            OURS: lambda: ours(job, RunFolder(config.folder / "with"), nullcontext),
+            UNRECORDED: lambda: ours(job, RunFolder(config.folder / "without"), unrecorded),
         }
         names = list(makers)
         loops = {name: makers[name]() for name in order.sample(names, len(names))}
@@ -227,27 +238,37 @@ def middle(count: int) -> tuple[int, int]:
     return max(0, math.floor(count / 2 - reach)), min(count - 1, math.ceil(count / 2 + reach))
 
 
-def show(job: Job, measured: dict[str, dict[str, list[float]]]) -> None:
-    threads = f"{job.threads} CPU thread(s), {job.workers} data worker(s)"
-    table = Table(title=f"{job.config.model.name}, batch {job.config.batch.size}, {threads}")
-    for column in ("loop", "ms a step", "times the bare loop", "95 % interval"):
-        table.add_column(column, justify="left" if column == "loop" else "right")
-    for what, times in measured.items():
-        table.add_section()
-        for name, own in sorted(times.items()):
-            ratio = compared(own, times["bare PyTorch loop"])
-            table.add_row(f"{name}, {what}", f"{1000 * statistics.median(own):.2f}", *ratio)
-    Console().print(table)
-    for what, times in measured.items():
-        cost, interval = compared(times["this trainer"], times["this trainer, no receipt"])
-        print(f"a step with its receipt, times one without, {what}: {cost} ({interval})")
+def described(job: Job, command: str) -> str:
+    known = conditions(["0"] if torch.cuda.is_available() else [])
+    lines = [
+        f"`{command}`, medians of the rounds' ratios with their 95 % intervals",
+        f"{job.config.model.name}, one lane of {job.config.batch.size}, not augmented, the loss logged every {LOG_EVERY} steps",
+        f"{known['devices']}; CPU threads: {job.threads}, data workers: {job.workers}",
+        known["software"],
+    ]
+    return "\n".join(f"- {line}" for line in lines)
 
 
-def compared(own: list[float], reference: list[float]) -> tuple[str, str]:
+def compared(times: Times) -> str:
+    rows = [
+        [
+            name,
+            f"{1000 * statistics.median(times.wall[name]):.2f}",
+            ratio(times.wall[name], times.wall[BARE]),
+            ratio(times.busy[name], times.busy[BARE]),
+        ]
+        for name in sorted(times.wall)
+    ]
+    cost = [ratio(own[OURS], own[UNRECORDED]) for own in times]
+    header = ["loop", "ms a step", f"times the {BARE}", "in CPU time"]
+    return f"{results.table(header, rows)}\n\nA step with its receipt, times one without: {cost[0]}; in CPU time: {cost[1]}."
+
+
+def ratio(own: list[float], reference: list[float]) -> str:
     """The median of the rounds' ratios, and its 95 % interval."""
     ratios = sorted(time / other for time, other in zip(own, reference, strict=True))
     low, high = middle(len(ratios))
-    return f"{statistics.median(ratios):.3f}", f"{ratios[low]:.3f} to {ratios[high]:.3f}"
+    return f"{statistics.median(ratios):.3f} ({ratios[low]:.3f} to {ratios[high]:.3f})"
 
 
 if __name__ == "__main__":

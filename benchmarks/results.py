@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 FILE = Path(__file__).parent / "RESULTS.md"
@@ -22,3 +24,8 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     """Markdown, the first column to the left and the others, which are numbers, to the right."""
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """The median with the least and the most."""
+    return f"{form.format(statistics.median(values))} ({form.format(min(values))} to {form.format(max(values))})"

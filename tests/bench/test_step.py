@@ -42,16 +42,40 @@ def test_a_step_is_measured_in_memory_with_its_input_and_with_logging(launch: La
     found = numbers(bench(launch, tmp_path, "step", "data.workers=0", "--json"))
     seconds = {name: median(times) for name, times in found["seconds"].items()}
     passes, decoding = 2 * PASS_SECONDS, 4 * SAMPLE_SECONDS
-    assert list(seconds) == ["data in memory", "with input", "with input, and logged", "fast"]
+    assert list(seconds) == ["data in memory", "with input", "with input, and logged", "run.determinism=fast"]
     assert passes < seconds["data in memory"] < passes + 0.1
-    assert passes < seconds["fast"] < passes + 0.1
+    assert passes < seconds["run.determinism=fast"] < passes + 0.1
     for name in ("with input", "with input, and logged"):
         assert passes + decoding < seconds[name] < passes + decoding + 0.1
         assert found["samples_per_second"][name] == 4 / seconds[name]
-    assert found["strict_to_fast"] == [
-        one / other for one, other in zip(found["seconds"]["data in memory"], found["seconds"]["fast"], strict=True)
+    assert found["times_data_in_memory"]["run.determinism=fast"] == [
+        one / other
+        for one, other in zip(found["seconds"]["run.determinism=fast"], found["seconds"]["data in memory"], strict=True)
     ]
-    assert 0.1 < found["memory_gib"] < 4
+    assert list(found["memory_gib"]) == ["data in memory", "run.determinism=fast"]
+    assert all(0.1 < memory < 4 for memory in found["memory_gib"].values())
+
+
+def test_other_settings_take_turns_each_with_its_own_time_and_memory(launch: Launch, tmp_path: Path) -> None:
+    settings = ("batch.lanes=1 batch.size=2", "speed.precision=bf16", "model.width=8000")
+    options = [word for variant in settings for word in ("--with", variant)]
+    found = numbers(bench(launch, tmp_path, "step", "data.workers=0", "--json", *options))
+    assert list(found["seconds"])[3:] == list(settings)
+    one, bf16, wide = [found["times_data_in_memory"][name] for name in settings]
+    assert all(0.4 < ratio < 0.75 for ratio in one)  # one pass instead of two
+    assert all(0.9 < ratio < 1.5 for ratio in bf16)
+    # a matrix of 8,000 x 8,000 with its gradient and its momentum, or more
+    assert found["memory_gib"][settings[2]] - found["memory_gib"]["data in memory"] > 3 * 8000**2 * 4 / 2**30
+    assert len(wide) == 2
+
+
+def test_settings_that_cannot_be_are_told_together_with_what_asked_for_them(launch: Launch, tmp_path: Path) -> None:
+    made.shards(tmp_path / "set", [13])
+    options = ("--with", "speed.precison=bf16", "--with", "model.width='", "--with", "run.threads=1")
+    code, output = ended(launch("python", "-m", "train", "bench", "step", made.config(tmp_path), MODEL, "steps=1", *options))
+    assert code == 2 and "Traceback" not in output
+    assert "--with speed.precison=bf16: command line" in output and "did you mean speed.precision?" in output
+    assert "--with model.width=': No closing quotation" in output
 
 
 def test_input_is_measured_by_itself_with_each_number_of_workers(launch: Launch, tmp_path: Path) -> None:

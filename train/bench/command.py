@@ -51,21 +51,30 @@ def input_(settings: tuple[str, ...], workers: list[int], rounds: int, steps: in
 
 @bench.command(cls=Verb)
 @_settings
+@click.option(
+    "--with",
+    "variants",
+    multiple=True,
+    metavar="'KEY=VALUE ...'",
+    help="Settings over the configuration, as another one that takes turns with it; again for more. By default the other level "
+    "of run.determinism.",
+)
 @_rounds
 @_steps
 @_json
-def step(settings: tuple[str, ...], rounds: int, steps: int, as_json: bool) -> None:
+def step(settings: tuple[str, ...], variants: tuple[str, ...], rounds: int, steps: int, as_json: bool) -> None:
     """What does a step cost? Train on this device with data in memory, with input, and with logging, in turns.
 
-    Also says how much memory it takes, and what run.determinism=strict costs against fast.
+    Also says how much memory it takes, and what other settings (--with) change in time and memory.
 
     \b
     train bench step configs/cifar10.yaml
     train bench step configs/cifar10.yaml batch.lanes=1 speed.precision=bf16 --json
+    train bench step configs/cifar10.yaml --with speed.channels_last=true --with 'speed.precision=bf16 speed.compile=model'
     """
     from train.bench.step import measure
 
-    measure(settings, rounds=rounds, steps=steps, as_json=as_json)
+    measure(settings, variants=variants, rounds=rounds, steps=steps, as_json=as_json)
 
 
 @bench.command("all", cls=Verb)

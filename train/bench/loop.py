@@ -1,16 +1,19 @@
-"""The training loop of a configuration in this process, of which a measurement makes some steps at a time."""
+"""The training loop of a configuration, of which a measurement makes some steps at a time."""
 
 from __future__ import annotations
 
 import io
 import itertools
+import multiprocessing
+import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import redirect_stderr
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -18,16 +21,15 @@ from accelerate import Accelerator
 from train import determinism, switches
 from train.bench.setups import parallel_of
 from train.config import Config, Every
+from train.errors import RunError
 from train.job import Job, prepare
 from train.journal import Journal, peak_memory
 from train.parallel.mode import choose
 from train.parallel.processes import Processes
 from train.run import launch_facts, read_settings
 from train.run_folder import RunFolder
-from train.stopping import StopRequest
+from train.stopping import StopRequest, ask_for_signal_when_parent_dies
 from train.trainer import Trainer
-
-Level = Literal["strict", "fast"]
 
 _LEAD = 2  # steps of a turn before those that are measured: what is ready from before is used up in them
 
@@ -46,10 +48,6 @@ def settings_of(words: Sequence[str], scratch: Path) -> Config:
             "parallel": parallel_of("single", config.parallel),
         }
     )
-
-
-def at(config: Config, level: Level) -> Config:
-    return config.model_copy(update={"run": config.run.model_copy(update={"determinism": level})})
 
 
 def open_job(config: Config) -> Job:
@@ -92,10 +90,72 @@ class Loop:
             torch.cuda.synchronize(self.job.accelerator.device)
         return time.perf_counter()
 
-    @property
     def memory_gib(self) -> float:
         """The most until now."""
         return peak_memory(self.job.accelerator.device) / 2**30
+
+    def device(self) -> str:
+        return str(self.job.accelerator.device.type)
+
+    def describe(self) -> list[str]:
+        return self.job.describe()
+
+
+class Apart:
+    """A Loop in a process of its own, which alone has its memory, its precision and its kernels. Ended by `close`."""
+
+    def __init__(self, config: Config) -> None:
+        fork = multiprocessing.get_context("fork")  # nothing has been computed here yet
+        self._connection, end = fork.Pipe()
+        self._process = fork.Process(target=_serve, args=(config, end))
+        self._process.start()
+        end.close()
+        self._answer()  # once it is made
+
+    def seconds(self, steps: int, *, in_memory: bool, logged: bool = False) -> float:
+        return float(self._ask("seconds", steps, in_memory=in_memory, logged=logged))
+
+    def memory_gib(self) -> float:
+        return float(self._ask("memory_gib"))
+
+    def device(self) -> str:
+        return str(self._ask("device"))
+
+    def describe(self) -> list[str]:
+        return list(self._ask("describe"))
+
+    def close(self) -> None:
+        if self._process.is_alive():
+            os.killpg(self._process.pid or 0, signal.SIGKILL)  # its data workers too
+        self._process.join()
+
+    def _ask(self, name: str, *values: Any, **named: Any) -> Any:
+        self._connection.send((name, values, named))
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            answer = self._connection.recv()
+        except EOFError:
+            raise RunError("the process that was measured has been killed; was it out of memory?") from None
+        if isinstance(answer, Exception):
+            self.close()
+            raise answer
+        return answer
+
+
+def _serve(config: Config, connection: Connection) -> None:
+    os.setsid()
+    ask_for_signal_when_parent_dies(signal.SIGKILL)
+    try:
+        loop = Loop(open_job(config))
+        connection.send(None)
+        while True:
+            name, values, named = connection.recv()
+            connection.send(getattr(loop, name)(*values, **named))
+    except Exception as error:
+        connection.send(error)
+    os._exit(1)  # threads that read ahead are left where they are
 
 
 def _deaf() -> StopRequest:

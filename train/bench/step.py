@@ -1,10 +1,13 @@
-"""`train bench step`: what a step costs here, and what input, logging and strict determinism add to it."""
+"""`train bench step`: what a step costs here, and what input, logging and other settings change in it."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,53 +17,73 @@ from rich.table import Table
 
 from train.bench import loop, tables
 from train.bench.conditions import conditions
-from train.bench.loop import Level, Loop, at, open_job, settings_of
+from train.bench.loop import Apart, settings_of
+from train.config import Config
+from train.errors import UsageError
 
 COMPUTE, INPUT, LOGGED = "data in memory", "with input", "with input, and logged"
 NOTES = (
     "Medians over the rounds, with the least and the most; times data in memory is of the same round. A step is logged each time "
     "in the third row; a run does so every tracking.every steps.",
-    "Strict against fast is with data in memory. Fast takes all CPU cores: where others are busy on them its threads wait for "
-    "each other, many times as long as they compute. cuBLAS keeps strict's workspace in both.",
+    "Below are other settings over the configuration, with data in memory, each in a process of its own. Memory is its peak: of "
+    "the device, or of the process on a CPU.",
+    "Where others are busy on the CPU cores, the threads of run.determinism=fast, which takes all, wait for each other many "
+    "times as long as they compute.",
 )
 
 
-def measure(words: Sequence[str], *, rounds: int, steps: int, as_json: bool) -> None:
-    """Take turns and show what they have taken."""
+def measure(words: Sequence[str], *, variants: Sequence[str], rounds: int, steps: int, as_json: bool) -> None:
+    """Take turns and show what they have taken. A variant is `key=value` settings, as a shell would part them."""
     with tempfile.TemporaryDirectory() as scratch:
-        config = settings_of(words, Path(scratch))
-        level: Level = config.run.determinism
-        other: Level = "fast" if level == "strict" else "strict"
-        own = Loop(open_job(config))
-        for in_memory in (True, False):
-            own.seconds(1, in_memory=in_memory, logged=True)
-        memory = own.memory_gib  # before there is another model
-        otherwise = Loop(open_job(at(config, other)))
-        otherwise.seconds(1, in_memory=True)
-        turns: dict[str, Callable[[], float]] = {
-            COMPUTE: lambda: own.seconds(steps, in_memory=True),
-            INPUT: lambda: own.seconds(steps, in_memory=False),
-            LOGGED: lambda: own.seconds(steps, in_memory=False, logged=True),
-            other: lambda: otherwise.seconds(steps, in_memory=True),
-        }
-        times: dict[str, list[float]] = {name: [] for name in turns}
-        for number in range(rounds):
-            loop.told(number, rounds)
-            for name in list(turns) if number % 2 == 0 else list(turns)[::-1]:
-                times[name].append(turns[name]())
-        description = own.job.describe()
-    strict, fast = (times[COMPUTE], times[other]) if level == "strict" else (times[other], times[COMPUTE])
+        config = settings_of(words, Path(scratch) / "own")
+        others = _others(words, variants or [_other_level(config)], Path(scratch))
+        with ExitStack() as stack:
+            own = stack.enter_context(closing(Apart(config)))
+            loops = {name: stack.enter_context(closing(Apart(other))) for name, other in others.items()}
+            own.seconds(1, in_memory=True, logged=True)
+            turns: dict[str, Callable[[], float]] = {
+                COMPUTE: partial(own.seconds, steps, in_memory=True),
+                INPUT: partial(own.seconds, steps, in_memory=False),
+                LOGGED: partial(own.seconds, steps, in_memory=False, logged=True),
+                **{name: partial(other.seconds, steps, in_memory=True) for name, other in loops.items()},
+            }
+            times: dict[str, list[float]] = {name: [] for name in turns}
+            for number in range(rounds):
+                loop.told(number, rounds)
+                for name in list(turns) if number % 2 == 0 else list(turns)[::-1]:
+                    times[name].append(turns[name]())
+            memory = {COMPUTE: own.memory_gib(), **{name: other.memory_gib() for name, other in loops.items()}}
+            description, device = own.describe(), own.device()
     figures = {
         "seconds": times,
         "samples_per_second": {name: config.batch.size / median(values) for name, values in times.items()},
         "memory_gib": memory,
-        "strict_to_fast": ratios(strict, fast),
+        "times_data_in_memory": {name: ratios(values, times[COMPUTE]) for name, values in times.items()},
     }
-    facts = conditions(["0"] if own.job.accelerator.device.type == "cuda" else [])
+    facts = conditions(["0"] if device == "cuda" else [])
     if as_json:
         print(json.dumps({**figures, "conditions": facts, "config": config.model_dump(mode="json")}, indent=2))
     else:
-        _show(figures, level, other, config.batch.size, [f"{name}: {fact}" for name, fact in facts.items()], description)
+        level = config.run.determinism
+        _show(figures, level, [f"{name}: {fact}" for name, fact in facts.items()], description)
+
+
+def _other_level(config: Config) -> str:
+    return f"run.determinism={'fast' if config.run.determinism == 'strict' else 'strict'}"
+
+
+def _others(words: Sequence[str], variants: Sequence[str], scratch: Path) -> dict[str, Config]:
+    """The configuration with each variant's settings over it. UsageError tells all that cannot be."""
+    made: dict[str, Config] = {}
+    problems = []
+    for number, variant in enumerate(variants):
+        try:
+            made[variant] = settings_of([*words, *shlex.split(variant)], scratch / str(number))
+        except (UsageError, ValueError) as error:  # of the settings, or of shlex
+            problems.append(f"--with {variant}: {error}")
+    if problems:
+        raise UsageError("\n".join(problems))
+    return made
 
 
 def ratios(times: Sequence[float], to: Sequence[float]) -> list[float]:
@@ -68,25 +91,16 @@ def ratios(times: Sequence[float], to: Sequence[float]) -> list[float]:
     return [one / other for one, other in zip(times, to, strict=True)]
 
 
-def _show(figures: dict[str, Any], level: str, other: str, batch: int, facts: list[str], description: list[str]) -> None:
-    table = Table("a step", "ms", "samples/s", f"times {COMPUTE}", box=box.SIMPLE)
-    times = figures["seconds"]
-    for name, values in times.items():
-        relative = ratios(values, times[COMPUTE])
+def _show(figures: dict[str, Any], level: str, facts: list[str], description: list[str]) -> None:
+    table = Table("a step", "ms", "samples/s", f"times {COMPUTE}", "memory, GiB", box=box.SIMPLE)
+    for name, values in figures["seconds"].items():
+        relative, memory = figures["times_data_in_memory"][name], figures["memory_gib"].get(name)
         table.add_row(
-            f"{COMPUTE}, {name}" if name == other else f"{name}, {level}",
+            f"{name}, {level}" if name in (COMPUTE, INPUT, LOGGED) else name,
             tables.spread("{:.2f}", 1000 * median(values), [1000 * value for value in values]),
             f"{figures['samples_per_second'][name]:,.1f}",
             tables.spread("{:.3f}", median(relative), relative),
+            f"{memory:.2f}" if memory else "",
         )
-    cost = figures["strict_to_fast"]
-    tables.show(
-        table,
-        [
-            f"strict takes {tables.spread('{:.3f}', median(cost), cost)} times as long as fast",
-            f"peak memory: {figures['memory_gib']:.2f} GiB",
-            *(line for line in description if line.startswith(("model: ", "device: ", "batch: "))),
-            *facts,
-            *NOTES,
-        ],
-    )
+    told = [line for line in description if line.startswith(("model: ", "device: ", "batch: "))]
+    tables.show(table, [*told, *facts, *NOTES])
