@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests import made
 from tests.plan.measured import accelerator, config
-from tests.plan.nets import GPT, NextToken, sentences
+from tests.plan.nets import NextToken, sentences, small
 from train import cli
 from train.parallel.launch import Launch
 from train.plan.timing import largest_that_runs
@@ -103,7 +103,7 @@ class OnlyFew(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gpt = GPT(width=16, depth=1)
+        self.gpt = small()
 
     def forward(self, tokens: Tensor) -> Tensor:
         if len(tokens) > 4:
