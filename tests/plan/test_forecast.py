@@ -124,3 +124,15 @@ def test_a_model_that_needs_its_values_is_told(tmp_path: Path) -> None:
     result = plan(made.config(tmp_path), "steps=1", "model={name: tests.parallel.nets:Branching}", "--quick")
     assert result.exit_code == 1
     assert "error: model.name: the memory cannot be forecast, since the model needs its tensors' values" in result.stderr
+
+
+def test_a_language_model_is_planned_from_its_configuration(shared_data: Path) -> None:
+    """The default GPT-2 keeps AdamW's two moments of each weight, and the tied head is no weight of its own."""
+    settings = ("configs/shakespeare.yaml", f"data.path={shared_data / 'tinyshakespeare'}", "data.context=1024")
+    found = facts(*settings, "model={name: gpt}", "batch={size: 4, lanes: 2}", "--memory", "24", "--devices", "2")
+    weights = 4 * found["parameters"]
+    assert found["parameters"] == 124_439_808 - (50_257 - 256) * 768  # of bytes
+    one = modes(found)["single"]
+    assert one["needs"]["weights"] == weights
+    assert one["needs"]["optimizer state"] == pytest.approx(2 * weights, rel=0.01)
+    assert one["fits"] and one["needs"]["activations"] > weights / 2

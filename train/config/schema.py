@@ -16,7 +16,7 @@ from train.config.effects import Effect, Length, Numbers, Place, Report, Speed
 from train.config.section import NamedSection, Section
 from train.config.values import AtLeast0, AtLeast1, Auto, DataPath, Every, Filled, Interval, LocalPath, Switch, Transforms
 
-MOVABLE = ("data.path",)  # what counts by its name alone: what is there is compared when it is opened
+MOVABLE = ("data.path", "data.tokenizer")  # what counts by its name alone: what is there is compared when it is opened
 
 
 class Run(Section):
@@ -81,6 +81,12 @@ class Data(Section):
     classes: Numbers[int | tuple[str, ...] | None] = Field(
         None, description="classes: their names in order, or their number where labels are numbers; empty: as the data say"
     )
+    text_column: Numbers[Filled] = Field("auto", description="column of the texts")
+    tokenizer: Numbers[Annotated[Literal["bytes"] | LocalPath, Field(union_mode="left_to_right")]] = Field(
+        "bytes", description="tokenizer: bytes, or the path of a tokenizer.json"
+    )
+    separator: Numbers[Filled] = Field("auto", description="token between two documents; auto: the usual one, of bytes a zero")
+    context: Numbers[int] = Field(256, ge=1, description="context: tokens of a sample")
     workers: Speed[Auto | AtLeast0] = Field("auto", description="worker processes that decode, per training process")
     prefetch: Speed[int] = Field(2, ge=1, description="lane batches that each worker holds ready")
     shuffle: Numbers[Switch] = Field(True, description="shuffle the training samples, anew in each epoch")
@@ -222,7 +228,9 @@ class Parallel(Section):
 class Config(Section):
     run: Run = Field(default_factory=Run)  # a relative folder is read where the run starts, not at import
     data: Data
-    task: Numbers[Literal["image_classification"]] = Field("image_classification", description="what is learned")
+    task: Numbers[Literal["image_classification", "language_modeling"]] = Field(
+        "image_classification", description="what is learned"
+    )
     model: Model
     batch: Batch
     steps: Length[int | None] = Field(None, ge=1, description="steps to train, each one update of the weights")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 TASKS = {
     "image_classification": "train.tasks.image_classification:ImageClassification",
+    "language_modeling": "train.tasks.language_modeling:LanguageModeling",
 }
 
 
