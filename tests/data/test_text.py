@@ -116,6 +116,15 @@ def test_tokens_are_written_again_when_the_text_changes(tmp_path):
     assert joined(source).tobytes() == b"other text!"
 
 
+def test_a_long_writing_says_how_far_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("train.data.prepared.SECONDS", 0)
+    said = []
+    json_lines(tmp_path / "set/a.jsonl", [{"text": "one"}])
+    json_lines(tmp_path / "set/b.jsonl", [{"text": "three"}])
+    open_text(Data(path=str(tmp_path / "set"), context=1), said.append)
+    assert said[1:] == ["3 tokens written, in file 1 of 2", "9 tokens written, in file 2 of 2"]
+
+
 @pytest.fixture
 def tokenizer(tmp_path):
     return texts.tokenizer(tmp_path / "tokenizer.json", TEXT)

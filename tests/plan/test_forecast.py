@@ -127,9 +127,11 @@ def test_a_model_that_needs_its_values_is_told(tmp_path: Path) -> None:
 
 
 def test_a_language_model_is_planned_from_its_configuration(shared_data: Path) -> None:
-    """The default GPT-2 keeps AdamW's two moments of each weight, and the tied head is no weight of its own."""
+    """GPT-2 keeps AdamW's two moments of each weight, and the tied head is no weight of its own."""
     settings = ("configs/shakespeare.yaml", f"data.path={shared_data / 'tinyshakespeare'}", "data.context=1024")
-    found = facts(*settings, "model={name: gpt}", "batch={size: 4, lanes: 2}", "--memory", "24", "--devices", "2")
+    found = facts(
+        *settings, "model={depth: 12, width: 768, heads: 12}", "batch={size: 4, lanes: 2}", "--memory", "24", "--devices", "2"
+    )
     weights = 4 * found["parameters"]
     assert found["parameters"] == 124_439_808 - (50_257 - 256) * 768  # of bytes
     one = modes(found)["single"]

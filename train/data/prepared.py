@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from train.errors import LockstepError, RunError
 
 if TYPE_CHECKING:
     from train.data.source import Shards, StreamSource
+
+SECONDS = 5  # between two words about how far it is
 
 PICTURES = datasets.Features(
     {
@@ -54,6 +57,7 @@ class Written(datasets.ArrowBasedBuilder):  # type: ignore[misc]  # `datasets` h
     """`datasets` writes it under a lock and moves it into place whole, so that processes may ask for it together."""
 
     content: Table
+    say: Callable[[str], None]
 
     def _info(self) -> datasets.DatasetInfo:
         return datasets.DatasetInfo()
@@ -62,9 +66,14 @@ class Written(datasets.ArrowBasedBuilder):  # type: ignore[misc]  # `datasets` h
         return [datasets.SplitGenerator("train", gen_kwargs={"shards": list(range(self.content.files.shards))})]
 
     def _generate_tables(self, shards: list[int]) -> Iterator[tuple[Any, pa.Table]]:
+        rows, told = 0, time.monotonic()
         for shard in shards:
             for number, table in enumerate(self.content.tables(shard)):
                 yield datasets.builder.Key(shard, number), table
+                rows += table.num_rows
+                if time.monotonic() - told > SECONDS:
+                    self.say(f"{rows:,} {self.content.name} written, in file {shard + 1} of {len(shards)}")
+                    told = time.monotonic()
 
 
 def prepare(content: Table, say: Callable[[str], None]) -> Any:
@@ -76,7 +85,7 @@ def prepare(content: Table, say: Callable[[str], None]) -> Any:
             features=content.features,
             writer_batch_size=content.rows,
         )
-        builder.content = content
+        builder.content, builder.say = content, say
         if not Path(builder.cache_dir).exists():
             say(f"writing the {content.name} of {content.files.shards} files to the cache {builder.cache_dir}")
         builder.download_and_prepare()
