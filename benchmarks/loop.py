@@ -49,6 +49,7 @@ from train.receipt import recorder as receipt
 from train.run import load_config
 from train.run_folder import RunFolder
 from train.stopping import StopRequest
+from train.tasks.image_classification import ImageClassification
 from train.trainer import Trainer
 
 LOG_EVERY = 10
@@ -59,11 +60,11 @@ class Pictures(Dataset[tuple[Tensor, Tensor]]):
     """The training split in memory, undecoded."""
 
     def __init__(self, job: Job) -> None:
+        assert isinstance(job.task, ImageClassification)
         self.image = job.config.data.image
+        labels = job.task.labels
         tables = (rows_of(job.sources.train, records) for records in first_records(job.sources.train, 20_000))
-        self.rows = [
-            (row["image"]["bytes"], job.sources.labels.id(row["label"])) for table in tables for row in table.to_pylist()
-        ]
+        self.rows = [(row["image"]["bytes"], labels.id(row["label"])) for table in tables for row in table.to_pylist()]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -92,7 +93,7 @@ def endless(loader: DataLoader[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor,
 
 
 def fresh(job: Job) -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = models.build(job.config.model, classes=len(job.sources.classes), channels=job.task.channels)
+    model = models.build(job.config.model, job.task.given)
     return model, build_optimizer(job.config.optimizer, model)
 
 

@@ -55,8 +55,11 @@ def small_data(folder: Path, side: int, mode: str) -> Path:
     return folder
 
 
-def pictures_for(settings: list[str], folder: Path) -> Path:
+def data_for(settings: list[str], folder: Path) -> Path:
     """Small data of the shape that the configuration in a command is for."""
+    if "configs/shakespeare.yaml" in settings:
+        (folder / "input.txt").write_text("To be, or not to be, that is the question.\n" * 100)
+        return folder / "input.txt"
     shapes = {"configs/mnist.yaml": (28, "L"), "configs/cifar10.yaml": (32, "RGB")}
     return small_data(folder / "data", *next((shapes[setting] for setting in settings if setting in shapes), (8, "L")))
 
@@ -78,7 +81,7 @@ def test_each_command_runs(command: str, train: Runner, tmp_path: Path) -> None:
     if "train/main.py" in words:
         at = words.index("train/main.py")
         settings = [str(ROOT / word) if word.startswith("configs/") else word for word in words[at + 1 :]]
-        data = pictures_for(words[at + 1 :], tmp_path)
+        data = data_for(words[at + 1 :], tmp_path)
         finished = train.run(*settings, f"data.path={data}", processes=LAUNCHERS[" ".join(words[:at])])
         assert finished.code == 0, finished.output
     elif words[:3] == ["python", "-m", "train"]:  # that click knows the words; the verbs' own tests run them

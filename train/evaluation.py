@@ -13,7 +13,7 @@ from train.data.loader import Batch
 from train.errors import RunError
 from train.parallel.processes import Processes
 from train.stopping import Interrupted, StopRequest
-from train.tasks.image_classification import ImageClassification
+from train.tasks import Task
 
 
 class _Part(NamedTuple):
@@ -21,14 +21,14 @@ class _Part(NamedTuple):
 
     finished: bool
     failure: RunError | None
-    samples: int
+    weight: int  # of its samples
     skipped: int
     sums: dict[str, list[float]]
 
 
 @torch.no_grad()
 def evaluate(
-    task: ImageClassification,
+    task: Task,
     model: Callable[[Tensor], Any],
     batches: Iterable[Batch],
     device: torch.device,
@@ -38,15 +38,15 @@ def evaluate(
     *,
     reports: bool = True,
 ) -> dict[str, float] | None:
-    """The mean of each metric over all processes' samples, and how many were left out if any; None when any process was asked to
+    """The metrics over all processes' samples, and how many were left out if any; None when any process was asked to
     stop on the way. The RunError of one process is raised on all.
 
     Every batch gives its sums; they are added exactly (`math.fsum`), so that it does not matter which process had which batch.
     Where a pass needs all processes, those that have no batch left make theirs on the `blank` one. Where several have the same
     batches, one `reports`.
     """
-    sums: dict[str, list[float]] = {name: [] for name in task.higher_is_better}
-    samples = skipped = 0
+    sums: dict[str, list[float]] = {}
+    weight = skipped = 0
     finished = False
     failure: RunError | None = None
     iterator = iter(batches)
@@ -81,18 +81,19 @@ def evaluate(
             continue
         skipped += len(batch.bad)
         if batch.keys and passed is not None:
-            samples += len(batch.keys)
+            weight += task.weight(batch)
             for name, value in task.sums(output, passed).items():
-                sums[name].append(value)
-    parts = processes.gather_objects(_Part(finished, failure, samples, skipped, sums))
+                sums.setdefault(name, []).append(value)
+    parts = processes.gather_objects(_Part(finished, failure, weight, skipped, sums))
     for part in parts:
         if part.failure is not None:
             part.failure.everywhere = True
             raise part.failure
     if not all(part.finished for part in parts):
         return None
-    samples, skipped = (sum(numbers) for numbers in zip(*((part.samples, part.skipped) for part in parts), strict=True))
-    if samples == 0:
+    weight, skipped = (sum(numbers) for numbers in zip(*((part.weight, part.skipped) for part in parts), strict=True))
+    if weight == 0:
         raise RunError(f"none of the {skipped} validation samples can be read", everywhere=True)
-    means = {name: math.fsum(value for part in parts for value in part.sums[name]) / samples for name in sums}
-    return means | ({"skipped": float(skipped)} if skipped else {})
+    names = dict.fromkeys(name for part in parts for name in part.sums)
+    means = {name: math.fsum(value for part in parts for value in part.sums.get(name, ())) / weight for name in names}
+    return task.measured(means) | ({"skipped": float(skipped)} if skipped else {})

@@ -12,18 +12,18 @@ from typing import Any
 from accelerate import Accelerator
 from torch import nn
 
-from train import determinism, models, switches
+from train import determinism, models, switches, tasks
 from train.config import Config, Every, lanes_problem
 from train.data.loader import Batch, Decoding, refusal
 from train.data.plan import epoch_length, first_records
-from train.data.source import Source, Sources, StreamSource, open_data
+from train.data.source import Source, Sources, StreamSource
 from train.errors import RunError, UsageError
 from train.parallel.lanes import Lanes
 from train.parallel.launch import Launch
 from train.parallel.mode import Mode, config_problems
 from train.parallel.processes import Processes
 from train.seeds import seed_generators
-from train.tasks.image_classification import ImageClassification
+from train.tasks import Task
 
 
 @dataclass
@@ -35,8 +35,7 @@ class Job:
     processes: Processes
     mode: Mode
     started: Launch
-    sources: Sources
-    task: ImageClassification
+    task: Task
     lanes: Lanes
     model: nn.Module
     total_steps: int
@@ -44,6 +43,10 @@ class Job:
     threads: int
     workers: int
     blank: Batch  # of a micro-batch's shape, for a lane whose samples are all left out
+
+    @property
+    def sources(self) -> Sources:
+        return self.task.sources
 
     @property
     def epoch_length(self) -> int | None:
@@ -60,7 +63,7 @@ class Job:
 
     def data(self) -> dict[str, Any]:
         """What the data are known by."""
-        return {**self.sources.identity, "classes": list(self.sources.classes), "samples": self.epoch_length}
+        return {**self.sources.identity, **self.task.identity, "samples": self.epoch_length}
 
     def launch(self) -> dict[str, Any]:
         """What the launcher and Accelerate decided, with what said it."""
@@ -112,7 +115,8 @@ def prepare(
     threads = determinism.apply(config.run, processes.count)
     switches.set_kernels(config.speed)
     lanes = lanes_of(config, processes, mode, saved)
-    sources = open_data(config.data, say)
+    task = tasks.find(config.task).open(config, accelerator.device, say)
+    sources = task.sources
     if isinstance(sources.train, StreamSource):
         if saved and saved["sizes"]:
             learned = zip(sources.train.sizes, saved["sizes"], strict=False)  # other shards are refused by resume.check_data
@@ -120,11 +124,10 @@ def prepare(
         if config.epochs is not None and None in sources.train.sizes:
             say("counting the records of an epoch, which this format does not tell ...")
             sources.train.count()
-    task = ImageClassification(config.data, sources.labels, accelerator.device, channels_last=config.speed.channels_last)
     sample = _first_sample(sources.train, task, config)
     seed_generators(config.run.seed)
     with weights or nullcontext():
-        model = models.build(config.model, classes=len(sources.classes), channels=task.channels)
+        model = models.build(config.model, task.given)
         task.fits(model, sample, config.model.name)
     switches.lay_out(model, config.speed)
     length, batch = epoch_length(sources.train), config.batch.size
@@ -135,7 +138,6 @@ def prepare(
         processes=processes,
         mode=mode,
         started=started,
-        sources=sources,
         task=task,
         lanes=lanes,
         model=model,
@@ -147,7 +149,7 @@ def prepare(
     )
 
 
-def _first_sample(source: Source, task: ImageClassification, config: Config) -> Batch:
+def _first_sample(source: Source, task: Task, config: Config) -> Batch:
     """A batch of the first sample that can be read."""
     decoding = Decoding(source, task.decoder(config.run.seed, training=True))
     for records in first_records(source, 64):

@@ -16,7 +16,7 @@ from train.parallel.lanes import Lanes
 from train.parallel.launch import Launch
 from train.parallel.mode import Mode
 from train.profiling.labels import labelled
-from train.tasks.image_classification import ImageClassification
+from train.tasks import Task
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -31,7 +31,7 @@ class Learner:
         mode: Mode,
         launch: Launch,
         model: nn.Module,
-        task: ImageClassification,
+        task: Task,
         lanes: Lanes,
         accelerator: Accelerator,
         blank: Batch,

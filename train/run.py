@@ -40,7 +40,7 @@ def load_config(files: Sequence[Path], overrides: Sequence[str]) -> Config:
 
 def _load(files: Sequence[Path], overrides: Sequence[str]) -> tuple[Config, dict[str, str]]:
     """With the names and arguments checked by the rooms that own them."""
-    from train import models, optim
+    from train import models, optim, tasks
     from train.data import transforms
 
     checks = {
@@ -49,7 +49,11 @@ def _load(files: Sequence[Path], overrides: Sequence[str]) -> tuple[Config, dict
         "schedule": optim.check_schedule,
         "data.transforms": transforms.check,
     }
-    return configuration.load(files, overrides, checks)
+    config, places = configuration.load(files, overrides, checks)
+    if problems := tasks.check(config):
+        lines = [f"{places.get(problem.key, 'the configuration')}: {problem.key}: {problem.message}" for problem in problems]
+        raise UsageError("\n".join(lines))
+    return config, places
 
 
 def run(

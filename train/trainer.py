@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from train import memory, snapshots
+from train import memory, snapshots, tasks
 from train.batches import training_batches, validation_batches
 from train.checkpoint import Snapshot
 from train.config import Every
@@ -45,6 +45,7 @@ class Trainer:
         self.epoch_length = job.epoch_length
         self.evaluated = 0  # the step after which the last evaluation was made
         self.metrics: dict[str, float] = {}
+        self.judge, self.higher_is_better = tasks.judge(self.config)
         self.best: dict[str, Any] = {"value": None, "step": None, "since": 0}
         self.wandb_id: str | None = None
         if snapshot is not None:
@@ -208,13 +209,13 @@ class Trainer:
         self.metrics = {f"validation/{name}": value for name, value in metrics.items()}
         self.journal.evaluation(self.step, self.metrics)
         # One that only the end has brought must not decide how a longer run goes on.
-        if scheduled and self._improved(metrics[self.config.evaluate.metric]) and self.config.checkpoint.every.count:
+        if scheduled and self._improved(metrics[self.judge]) and self.config.checkpoint.every.count:
             self.save()
         return True
 
     def _improved(self, value: float) -> bool:
-        higher = self.task.higher_is_better[self.config.evaluate.metric]
-        if self.best["value"] is not None and (value <= self.best["value"] if higher else value >= self.best["value"]):
+        best = self.best["value"]
+        if best is not None and (value <= best if self.higher_is_better else value >= best):
             self.best["since"] += 1
             return False
         self.best = {"value": value, "step": self.step, "since": 0}

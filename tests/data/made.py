@@ -2,7 +2,8 @@
 
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from train.config.schema import Data
-from train.data.source import MapSource, Source, Sources, open_data
+from train.data.labels import Labels
+from train.data.pictures import open_pictures
+from train.data.source import MapSource, Source, Sources
 
 
 def png(shade: int = 0) -> bytes:
@@ -54,11 +57,35 @@ def rows_of(source: Source) -> list[tuple[int, dict[str, Any]]]:
     return found
 
 
-def opened(path: Path | str, **keys: Any) -> Sources:
-    return open_data(Data(path=str(path), **keys))
+@dataclass
+class Opened:
+    """A data set of pictures, and its labels."""
+
+    sources: Sources
+    labels: Labels
+
+    @property
+    def train(self) -> Source:
+        return self.sources.train
+
+    @property
+    def validation(self) -> Source | None:
+        return self.sources.validation
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.sources.notes
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.labels.names
 
 
-def ids(sources: Sources) -> list[int | str]:
+def opened(path: Path | str, say: Callable[[str], None] = lambda line: None, **keys: Any) -> Opened:
+    return Opened(*open_pictures(Data(path=str(path), **keys), say))
+
+
+def ids(sources: Opened) -> list[int | str]:
     """The class of every training record, or the complaint about it with its place."""
     found: list[int | str] = []
     for key, row in rows_of(sources.train):

@@ -12,8 +12,9 @@ import pytest
 from tests import made
 from train.config.schema import Data
 from train.data.order import map_order, shard_order
+from train.data.pictures import open_pictures
 from train.data.plan import Records, Share, epoch_length, evaluation_plan, first_records, readahead, rows_of, training_plan
-from train.data.source import SHARD_BITS, Source, StreamSource, open_data
+from train.data.source import SHARD_BITS, Source, StreamSource
 
 SHARDS = (10, 3, 7)
 TOTAL = sum(SHARDS)
@@ -36,7 +37,8 @@ def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
 
 def opened(folder: Path) -> Source:
     """As a new process opens it."""
-    return open_data(Data(path=str(folder), classes=None if "folders" in folder.name else 3)).train
+    sources, _ = open_pictures(Data(path=str(folder), classes=None if "folders" in folder.name else 3))
+    return sources.train
 
 
 def shares(batch: int, lanes: int, processes: int) -> list[Share]:

@@ -27,7 +27,7 @@ from train.errors import LockstepError
 for keys in json.loads(sys.argv[1]):
     try:
         sources = opened(**keys)
-        print("ids", ids(sources), sources.identity["revision"])
+        print("ids", ids(sources), sources.sources.identity["revision"])
     except LockstepError as error:
         print(type(error).__name__, error)
 """

@@ -12,7 +12,8 @@ from PIL import Image
 
 from train.config.schema import Data
 from train.data import readers
-from train.data.source import StreamSource, _classes, open_data
+from train.data.pictures import _classes
+from train.data.source import StreamSource
 from train.errors import RunError, UsageError
 
 REAL = Path(__file__).parents[2].parent / "shared/data"
@@ -101,7 +102,7 @@ def test_preparing_is_done_once_and_again_when_a_file_changes(tmp_path):
 
     def rows():
         said.clear()
-        return ids(open_data(Data(path=str(path), streaming=False), said.append))
+        return ids(opened(path, said.append, streaming=False))
 
     assert (rows(), len(said)) == ([0, 1], 1)
     assert (rows(), len(said)) == ([0, 1], 0)

@@ -1,4 +1,4 @@
-"""A small GPT as nanoGPT builds it, and the loss of its next token; what `train plan` is to forecast and the tests measure."""
+"""Small GPTs and the loss of their next token; what `train plan` is to forecast and the tests measure."""
 
 from __future__ import annotations
 
@@ -10,44 +10,18 @@ from torch.nn import functional
 from torchvision.models import resnet50
 
 from train.data.loader import Batch
+from train.models.gpt import model as gpt
 
 VOCABULARY, LENGTH = 512, 128
 
 
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        parts = self.attention(self.before_attention(hidden)).chunk(3, dim=-1)
-        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        hidden = hidden + self.projection(attended.transpose(1, 2).flatten(2))
-        return hidden + self.mlp(self.before_mlp(hidden))
-
-
-class GPT(nn.Module):
-    def __init__(self, width: int = 128, depth: int = 4, heads: int = 4) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(LENGTH, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.head(self.norm(self.blocks(self.tokens(tokens) + self.places(places))))
+def small() -> nn.Module:
+    return gpt(VOCABULARY, LENGTH, depth=4, width=128, heads=4, dropout=0.1)
 
 
 def wide() -> nn.Module:
     """Large beside its activations; its head is its own."""
-    model = GPT(width=256, depth=2)
-    model.head.weight = nn.Parameter(model.head.weight.detach().clone())
-    return model
+    return gpt(VOCABULARY, LENGTH, depth=2, width=256, heads=4, dropout=0.1, tied=False)
 
 
 def resnet() -> nn.Module:

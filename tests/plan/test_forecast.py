@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests import made
 from tests.plan.measured import accelerator, config
-from tests.plan.nets import GPT, NextToken, sentences
+from tests.plan.nets import NextToken, sentences, small
 from train import cli
 from train.parallel.launch import Launch
 from train.plan.timing import largest_that_runs
@@ -103,7 +103,7 @@ class OnlyFew(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gpt = GPT(width=16, depth=1)
+        self.gpt = small()
 
     def forward(self, tokens: Tensor) -> Tensor:
         if len(tokens) > 4:
@@ -124,3 +124,17 @@ def test_a_model_that_needs_its_values_is_told(tmp_path: Path) -> None:
     result = plan(made.config(tmp_path), "steps=1", "model={name: tests.parallel.nets:Branching}", "--quick")
     assert result.exit_code == 1
     assert "error: model.name: the memory cannot be forecast, since the model needs its tensors' values" in result.stderr
+
+
+def test_a_language_model_is_planned_from_its_configuration(shared_data: Path) -> None:
+    """GPT-2 keeps AdamW's two moments of each weight, and the tied head is no weight of its own."""
+    settings = ("configs/shakespeare.yaml", f"data.path={shared_data / 'tinyshakespeare'}", "data.context=1024")
+    found = facts(
+        *settings, "model={depth: 12, width: 768, heads: 12}", "batch={size: 4, lanes: 2}", "--memory", "24", "--devices", "2"
+    )
+    weights = 4 * found["parameters"]
+    assert found["parameters"] == 124_439_808 - (50_257 - 256) * 768  # of bytes
+    one = modes(found)["single"]
+    assert one["needs"]["weights"] == weights
+    assert one["needs"]["optimizer state"] == pytest.approx(2 * weights, rel=0.01)
+    assert one["fits"] and one["needs"]["activations"] > weights / 2

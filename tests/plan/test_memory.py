@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.plan.measured import Case, accelerator, config, measured, measured_by_two
-from tests.plan.nets import GPT, NextToken, Pictures, pictures, resnet, sentences, wide
+from tests.plan.nets import NextToken, Pictures, pictures, resnet, sentences, small, wide
 from train.config import Config
 from train.parallel.lanes import Lanes
 from train.plan.modes import Line, needs
@@ -13,7 +13,7 @@ from train.plan.trace import trace
 
 WITHIN = 0.1
 RESNET: Case = (resnet, Pictures(), pictures)
-SMALL_GPT: Case = (GPT, NextToken(), sentences)
+SMALL_GPT: Case = (small, NextToken(), sentences)
 WIDE_GPT: Case = (wide, NextToken(), sentences)
 
 

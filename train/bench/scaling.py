@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import torch
 
+from train import tasks
 from train.bench import report
 from train.bench.conditions import conditions
 from train.bench.setups import Files, Setup, default_modes, gpu_ids, read_modes
 from train.bench.turns import Turn, launch, total_steps
 from train.config import Config
 from train.data.plan import epoch_length
-from train.data.source import open_data
 from train.errors import RunError
 from train.run import read_settings
 
@@ -80,7 +80,7 @@ def _samples(config: Config) -> int | None:
     """How many samples the whole configuration trains on; None where the data do not tell."""
     if config.steps:
         return config.steps * config.batch.size
-    length = epoch_length(open_data(config.data, lambda note: None).train)
+    length = epoch_length(tasks.find(config.task).open(config, torch.device("cpu"), lambda note: None).sources.train)
     return (config.epochs or 0) * length if length else None
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from train.config import values
 from train.config.effects import Effect
-from train.config.schema import Config, effect, flatten
+from train.config.schema import MOVABLE, Config, effect, flatten
 
 # What a change of a key, or of a section, would change in steps that are still to come.
 CONSEQUENCES = {
@@ -61,7 +61,7 @@ def verdict(difference: Difference, new: Config) -> str | None:
     sections = [key[:end] for end, sign in enumerate(key) if sign == "."]
     if not {key, *sections}.isdisjoint(new.run.allow_changes):
         return None
-    if key == "data.path" and values.without_machine(difference.old) == values.without_machine(difference.new):
+    if key in MOVABLE and values.without_machine(difference.old) == values.without_machine(difference.new):
         return None  # the same data in another place, as far as a name tells; what lies there is compared when it is opened
     if difference.effect == Effect.NUMBERS:
         known = next(name for name in (key, *reversed(sections)) if name in CONSEQUENCES)

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ValidationError
 
 from train.config import files, messages
 from train.config.messages import Problem
-from train.config.schema import Config, NamedSection
+from train.config.schema import Config
+from train.config.section import NamedSection
 from train.errors import UsageError
 
 Check = Callable[[Mapping[str, Any]], Sequence[Problem]]

@@ -9,33 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, StringConstraints, ValidationInfo, field_validator
 
 from train.config import messages, values
 from train.config.effects import Effect, Length, Numbers, Place, Report, Speed
+from train.config.section import NamedSection, Section
 from train.config.values import AtLeast0, AtLeast1, Auto, DataPath, Every, Filled, Interval, LocalPath, Switch, Transforms
 
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
-
-
-class NamedSection(Section):
-    """A section whose `name` decides which other arguments there are. They are kept as they are read, in `arguments`;
-    the room that owns the name checks them."""
-
-    model_config = ConfigDict(extra="allow")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_arguments(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {key: value if key in cls.model_fields else values.free(value) for key, value in given.items()}
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
+MOVABLE = ("data.path", "data.tokenizer")  # what counts by its name alone: what is there is compared when it is opened
 
 
 class Run(Section):
@@ -92,11 +73,20 @@ class Data(Section):
     train_split: Numbers[Filled] = Field("train", description="split that is trained on")
     validation_split: Report[Filled] = Field("auto", description="split that is evaluated on; auto: the one that fits")
     validation_path: Report[DataPath | None] = Field(None, description="data set to evaluate on, if it is another one")
+    validation_fraction: Numbers[float | None] = Field(
+        None, gt=0, lt=1, description="fraction of the training split that is evaluated on instead, where there is no other split"
+    )
     image_column: Numbers[Filled] = Field("auto", description="column of the images")
     label_column: Numbers[Filled] = Field("auto", description="column of the labels")
     classes: Numbers[int | tuple[str, ...] | None] = Field(
         None, description="classes: their names in order, or their number where labels are numbers; empty: as the data say"
     )
+    text_column: Numbers[Filled] = Field("auto", description="column of the texts")
+    tokenizer: Numbers[Annotated[Literal["bytes"] | LocalPath, Field(union_mode="left_to_right")]] = Field(
+        "bytes", description="tokenizer: bytes, or the path of a tokenizer.json"
+    )
+    separator: Numbers[Filled] = Field("auto", description="token between two documents; auto: the usual one, of bytes a zero")
+    context: Numbers[int] = Field(256, ge=1, description="context: tokens of a sample")
     workers: Speed[Auto | AtLeast0] = Field("auto", description="worker processes that decode, per training process")
     prefetch: Speed[int] = Field(2, ge=1, description="lane batches that each worker holds ready")
     shuffle: Numbers[Switch] = Field(True, description="shuffle the training samples, anew in each epoch")
@@ -104,6 +94,13 @@ class Data(Section):
     on_error: Numbers[Literal["stop", "skip"]] = Field("stop", description="what a record that cannot be read does")
     image: Image = Image()
     transforms: DataTransforms = DataTransforms()
+
+    @field_validator("validation_fraction")
+    @classmethod
+    def _no_other_validation(cls, fraction: float | None, info: ValidationInfo) -> float | None:
+        if fraction is not None and (info.data.get("validation_split", "auto") != "auto" or info.data.get("validation_path")):
+            raise ValueError("give one of validation_fraction, validation_split and validation_path")
+        return fraction
 
     @field_validator("classes")
     @classmethod
@@ -166,7 +163,9 @@ class Ema(Section):
 
 class Evaluate(Section):
     every: Report[Interval] = Field(Every(1, "epochs"), description="interval of evaluations")
-    metric: Report[Literal["accuracy", "loss"]] = Field("accuracy", description="metric that decides which weights are the best")
+    metric: Report[Filled] = Field(
+        "auto", description="metric that decides which weights are the best; auto: the first that the task has"
+    )
     patience: Length[int] = Field(0, ge=0, description="patience: evaluations without improvement before a stop; 0: never")
 
 
@@ -229,7 +228,9 @@ class Parallel(Section):
 class Config(Section):
     run: Run = Field(default_factory=Run)  # a relative folder is read where the run starts, not at import
     data: Data
-    task: Numbers[Literal["image_classification"]] = Field("image_classification", description="what is learned")
+    task: Numbers[Literal["image_classification", "language_modeling"]] = Field(
+        "image_classification", description="what is learned"
+    )
     model: Model
     batch: Batch
     steps: Length[int | None] = Field(None, ge=1, description="steps to train, each one update of the weights")
@@ -253,12 +254,13 @@ class Config(Section):
     def identity(self) -> str:
         """8 hex digits that two configurations share exactly when their steps are the same numbers.
 
-        A local data path counts by its last component alone, so that a run has the same name on every machine.
+        A local path of data counts by its last component alone, so that a run has the same name on every machine.
         """
         hashed = {key: value for key, value in flatten(self).items() if effect(key) == Effect.NUMBERS}
         if self.schedule.depends_on_length:
             hashed |= {"steps": self.steps, "epochs": self.epochs}
-        hashed["data.path"] = values.without_machine(self.data.path)
+        for key in MOVABLE:
+            hashed[key] = values.without_machine(hashed[key])
         text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 

@@ -1,8 +1,9 @@
-"""Which columns hold the image and the label, and whether every file has them."""
+"""Which columns hold what a task reads, and whether every file has them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from train.data.readers import CLASS, IMAGE
 from train.errors import RunError, UsageError
@@ -12,44 +13,46 @@ if TYPE_CHECKING:
 
     from train.data.readers import Reader
 
-IMAGE_NAMES = (
-    "image", "img", "jpg", "jpeg", "png", "webp", "picture", "pixel_values", "file_name", "filename", "file", "path",
-    "image_path", "filepath",
-)  # fmt: skip
-LABEL_NAMES = ("label", "labels", "fine_label", "class", "cls", "target", "y", "category")
 NUMBERS = ("int", "uint", "float", "double", "bool", "decimal")
 TEXTS = ("string", "large_string", "string_view", "text", "str")
 
 
-def choose(reader: Reader, image: str, label: str) -> tuple[str, str]:
-    """The image and the label column: the named ones, or with "auto" those that their types or else their names tell."""
+class Column(NamedTuple):
+    """A column that a task reads: the key that may name it, which kinds tell it, its usual names, and which kinds it may be."""
+
+    key: str
+    tells: Callable[[str], bool]
+    names: tuple[str, ...]
+    allows: Callable[[str], bool]
+
+
+def choose(reader: Reader, wanted: Sequence[tuple[Column, str]]) -> list[str]:
+    """The named columns, or with "auto" those that their types or else their names tell."""
     columns = reader.columns[0]
-    chosen = (
-        _choose(columns, image, IMAGE, IMAGE_NAMES, "data.image_column"),
-        _choose(columns, label, CLASS, LABEL_NAMES, "data.label_column"),
-    )
-    for column in chosen:
-        _in_every_file(reader, column)
-    for column, fits, key in ((chosen[0], _is_image, "data.image_column"), (chosen[1], _is_label, "data.label_column")):
-        if not fits(columns[column]):
-            raise UsageError(f"{key}: column {column} of {reader.files[0]} is {columns[column]}; {_listed(columns)}")
+    chosen = [_choose(columns, column, name) for column, name in wanted]
+    for name in chosen:
+        _in_every_file(reader, name)
+    for (column, _), name in zip(wanted, chosen, strict=True):
+        if not column.allows(columns[name]):
+            raise UsageError(f"{column.key}: column {name} of {reader.files[0]} is {columns[name]}; {_listed(columns)}")
     return chosen
 
 
-def _choose(columns: dict[str, str], name: str, kind: str, names: Sequence[str], key: str) -> str:
+def _choose(columns: dict[str, str], column: Column, name: str) -> str:
     if name != "auto":
         if name not in columns:
-            raise UsageError(f"{key}: there is no column {name}; {_listed(columns)}")
+            raise UsageError(f"{column.key}: there is no column {name}; {_listed(columns)}")
         return name
-    if of_kind := [column for column, its in columns.items() if its == kind]:
-        called = [column for wanted in names for column in of_kind if column.lower() == wanted]
-        if len(of_kind) > 1 and not called:
-            raise UsageError(f"{key} must say which column is meant: {' or '.join(of_kind)}; {_listed(columns)}")
-        return (called or of_kind)[0]
-    for wanted in names:
-        if called := [column for column in columns if column.lower() == wanted]:
+    if telling := [known for known, kind in columns.items() if column.tells(kind)]:
+        called = [known for wanted in column.names for known in telling if known.lower() == wanted]
+        if len(telling) > 1 and not called:
+            raise UsageError(f"{column.key} must say which column is meant: {' or '.join(telling)}; {_listed(columns)}")
+        return (called or telling)[0]
+    for wanted in column.names:
+        if called := [known for known in columns if known.lower() == wanted]:
             return called[0]
-    raise UsageError(f"{key} must say which column is the {key[5:-7]}, none is called by a usual name; {_listed(columns)}")
+    what = column.key[5:-7]
+    raise UsageError(f"{column.key} must say which column is the {what}, none is called by a usual name; {_listed(columns)}")
 
 
 def _in_every_file(reader: Reader, column: str) -> None:
@@ -68,7 +71,7 @@ def family(kind: str) -> str:
     return "text" if kind in TEXTS else kind
 
 
-def _is_image(kind: str) -> bool:
+def is_image(kind: str) -> bool:
     return (
         kind in (IMAGE, "binary", "large_binary")
         or kind.startswith("struct<bytes")
@@ -77,8 +80,12 @@ def _is_image(kind: str) -> bool:
     )
 
 
-def _is_label(kind: str) -> bool:
+def is_label(kind: str) -> bool:
     return kind in (CLASS, "null") or family(kind) in ("text", "number")
+
+
+def is_text(kind: str) -> bool:
+    return kind == "null" or family(kind) == "text"
 
 
 def _listed(columns: dict[str, str]) -> str:

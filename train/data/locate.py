@@ -38,7 +38,7 @@ PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", 
 NOT_DATA = frozenset({"README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"})
 DESCRIPTIONS = ("README.md", ".huggingface.yaml", "dataset_infos.json")  # of a folder's splits, subsets and columns
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-OPENED_BY_FILE = frozenset({"parquet", "csv", "json"})
+OPENED_BY_FILE = frozenset({"parquet", "csv", "json", "text"})
 
 UNREACHABLE = frozenset({"TransportError", "ConnectionError", "ConnectError", "LocalEntryNotFoundError"})  # httpx, Hub
 

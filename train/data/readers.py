@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 ROWS = 1000  # of a batch; what is held in memory at a time
+PIECE = 2**20  # characters of a text file
 IMAGE, CLASS = "image", "class label"  # the kinds of a column that say what the column is for
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2"}
@@ -42,6 +43,7 @@ class Reader:
     columns: Sequence[dict[str, str]]
     batches: Callable[[int, int, Sequence[str]], Iterator[pa.Table]]  # (shard, first row, column names)
     names: dict[str, tuple[str, ...]]  # of the classes, for the columns that have them
+    in_pieces: bool = False  # whether the rows of a file are pieces of one text
 
     @property
     def remote(self) -> bool:
@@ -149,6 +151,18 @@ def json_lines(files: Sequence[str], features: Mapping[str, Any]) -> Reader:
             yield pa.table({name: pa.array([_scalar(row.get(name)) for row in chunk], pa.string()) for name in columns})
 
     return Reader(tuple(files), [None] * len(files), _each(files, kinds_of), batches, class_names(features))
+
+
+def text(files: Sequence[str]) -> Reader:
+    """Each file as it is, in pieces of about a million characters that end with a line."""
+
+    def batches(shard: int, start: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        with _open_text(files[shard]) as opened:
+            pieces = iter(lambda: "".join(opened.readlines(PIECE)), "")
+            for piece in itertools.islice(pieces, start, None):
+                yield pa.table({"text": pa.array([piece], pa.large_string())})
+
+    return Reader(tuple(files), [None] * len(files), [{"text": "text"}] * len(files), batches, {}, in_pieces=True)
 
 
 def pictures(root: str, files: Sequence[str], labels: Sequence[str]) -> Reader:

@@ -4,8 +4,8 @@
     torchvision/NAME     any classifier of torchvision.models
     package.module:NAME  anything importable that makes a torch.nn.Module
 
-To add a family, add a file. `model` takes `classes` and `channels`, which the data give, and arguments of its own, which
-the config's `model` section gives.
+To add a family, add a file. `model` takes what the task and its data give, `classes` and `channels` of pictures, `vocabulary`
+and `context` of text, and arguments of its own, which the config's `model` section gives.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from train.arguments import check_arguments, check_name, imported
 from train.config import Problem
 from train.errors import UsageError
 
-_GIVEN = ("classes", "channels", "num_classes")  # by the data
+_GIVEN = ("classes", "channels", "num_classes", "vocabulary", "context")  # by the tasks
 
 
 def own_names() -> list[str]:
@@ -39,17 +39,18 @@ def check(section: Mapping[str, Any]) -> list[Problem]:
     return check_arguments("model", make, arguments, given=_GIVEN)
 
 
-def build(section: config.Model, *, classes: int, channels: int) -> nn.Module:
-    """The named model for data of so many classes and colour channels, with fresh weights."""
+def build(section: config.Model, given: Mapping[str, int]) -> nn.Module:
+    """The named model with fresh weights, for what the task gives."""
     make = _find(section.name)
-    offered = {"classes": classes, "channels": channels, "num_classes": classes}
     parameters = inspect.signature(make).parameters
-    if section.name.startswith("torchvision/"):
-        offered = {"num_classes": classes}
-        if channels != 3:
-            raise UsageError(f"model.name: {section.name} looks at colour pictures; set data.image.mode to RGB")
-    else:
-        offered = {name: value for name, value in offered.items() if name in parameters}
+    of_torchvision = section.name.startswith("torchvision/")  # whose signatures name no classes
+    known = {"num_classes"} if of_torchvision else set(_GIVEN) & parameters.keys()
+    needed = known if of_torchvision else {name for name in known if parameters[name].default is inspect.Parameter.empty}
+    if missing := sorted(needed - given.keys()):
+        raise UsageError(f"model.name: {section.name} is built with {', '.join(missing)}, of which this task knows nothing")
+    if of_torchvision and given["channels"] != 3:
+        raise UsageError(f"model.name: {section.name} looks at colour pictures; set data.image.mode to RGB")
+    offered = {name: value for name, value in given.items() if name in known}
     try:
         return make(**offered, **section.arguments)
     except (TypeError, ValueError) as error:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from train.data.loader import Batch
-    from train.tasks.image_classification import ImageClassification
+    from train.tasks import Task
 
 ENGINES: dict[str, type[Engine]] = {
     "single": Engine,
@@ -34,7 +34,7 @@ ENGINES: dict[str, type[Engine]] = {
 
 
 def build_engine(
-    mode: Mode, model: nn.Module, task: ImageClassification, lanes: Lanes, accelerator: Accelerator, config: Config, blank: Batch
+    mode: Mode, model: nn.Module, task: Task, lanes: Lanes, accelerator: Accelerator, config: Config, blank: Batch
 ) -> Engine:
     """The engine of a mode, with `model` put where it is computed."""
     strict = config.run.determinism == "strict"

@@ -20,7 +20,7 @@ from train.weights import cpu_copies
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from train.tasks.image_classification import ImageClassification
+    from train.tasks import Task
 
 
 class LanePass(NamedTuple):
@@ -43,7 +43,7 @@ class Engine:
     def __init__(
         self,
         model: nn.Module,
-        task: ImageClassification,
+        task: Task,
         lanes: Lanes,
         accelerator: Accelerator,
         options: Parallel,

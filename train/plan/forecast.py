@@ -45,7 +45,7 @@ def answer(question: Question, *, as_json: bool) -> None:
     device = _device(job, question)
 
     def build() -> torch.nn.Module:
-        model = models.build(config.model, classes=len(job.sources.classes), channels=job.task.channels)
+        model = models.build(config.model, job.task.given)
         switches.lay_out(model, config.speed)
         return model
 

@@ -22,7 +22,7 @@ from train.parallel.launch import Launch
 from train.parallel.mode import Mode
 from train.plan.trace import Build
 from train.seeds import seed_lane
-from train.tasks.image_classification import ImageClassification
+from train.tasks import Task
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -45,7 +45,7 @@ class Timing:
 
 
 def largest_that_runs(
-    build: Build, task: ImageClassification, sample: Batch, accelerator: Accelerator, config: Config, launch: Launch,
+    build: Build, task: Task, sample: Batch, accelerator: Accelerator, config: Config, launch: Launch,
     micro_batch: int, say: Callable[[str], None],
 ) -> Timing:  # fmt: skip
     """The timing of a step of `config.batch.size` samples in lanes of `micro_batch`, or of a half, a quarter, ... of it where the
@@ -64,9 +64,7 @@ def largest_that_runs(
         micro_batch = next(half for half in range(micro_batch // 2, 0, -1) if config.batch.size % half == 0)
 
 
-def timed(
-    build: Build, task: ImageClassification, blank: Batch, accelerator: Accelerator, config: Config, launch: Launch, lanes: int
-) -> Timing:
+def timed(build: Build, task: Task, blank: Batch, accelerator: Accelerator, config: Config, launch: Launch, lanes: int) -> Timing:
     """Of whole steps on a GPU; of at most two lanes a step on a CPU, where nothing but time depends on their number."""
     device, size = accelerator.device, len(next(iter(blank.fields.values())))
     shared = Lanes(lanes if device.type == "cuda" else min(lanes, 2))

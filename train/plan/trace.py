@@ -31,7 +31,7 @@ from train.parallel.launch import Launch
 from train.parallel.mode import Mode
 from train.parallel.units import units
 from train.plan.memory import Kind, Memory
-from train.tasks.image_classification import ImageClassification
+from train.tasks import Task
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -54,9 +54,7 @@ class Trace:
     outside_units: int  # weights of no such part, which stay gathered
 
 
-def trace(
-    build: Build, task: ImageClassification, blank: Batch, accelerator: Accelerator, config: Config, *, lanes: int
-) -> Trace:
+def trace(build: Build, task: Task, blank: Batch, accelerator: Accelerator, config: Config, *, lanes: int) -> Trace:
     """A step of `lanes` lanes whose samples are as many, and of the shapes, as those of `blank`.
 
     RunError for a model that cannot be traced, since what it computes depends on the values of its tensors.

@@ -5,7 +5,7 @@ outputs/<run>/receipt.json is written at the start, at each checkpoint and at th
     schema         2
     run            the name of the run's folder
     config         the resolved configuration, and `places`: where each given key was said
-    data           what the data are known by: names, sizes and ends of files, a revision of the Hub, classes, samples
+    data           what the data are known by: names, sizes and ends of files, a revision of the Hub, classes, tokenizer, samples
     lanes, steps   how many a step has, and how many steps the run is long
     environments   code (commit, diff, digest), versions, devices, CPU, accelerate settings, variables: a different one each
     starts         one for each time that the command was typed: from which step, when, in which environment

@@ -55,7 +55,7 @@ def verify(
     1, 2       this command itself has failed, or was given something else than a receipt
 
     \b
-    train verify outputs/digits-923913ce
+    train verify outputs/digits-4336f066
     train verify receipt.json --data /pictures --processes 2 --steps 100
     """
     from train.receipt import document

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from train import config
+from train.config import Config, Data
 from train.data.labels import Labels
 from train.data.loader import Batch
+from train.data.pictures import open_pictures
+from train.data.source import Sources
 from train.data.transforms import Augment
 from train.errors import UsageError
 
@@ -22,7 +25,7 @@ _AUXILIARY_WEIGHT = 0.3  # of GoogLeNet's and Inception's side heads, as in Szeg
 class PictureDecoder:
     """A row with `image` and `label` to a sample with `image` (C, H, W; uint8 unless a transform changed it) and `label`."""
 
-    def __init__(self, data: config.Data, labels: Labels, seed: int, *, training: bool) -> None:
+    def __init__(self, data: Data, labels: Labels, seed: int, *, training: bool) -> None:
         self.labels = labels
         self.augment = Augment(data.transforms.train if training else data.transforms.validation, seed, data.image.mode)
 
@@ -38,26 +41,35 @@ class PictureDecoder:
 
 
 class ImageClassification:
-    """Cross-entropy over the classes; the metrics are accuracy and loss."""
+    """Cross-entropy over the classes; a batch counts by its samples."""
 
-    higher_is_better: ClassVar = {"accuracy": True, "loss": False}
+    keys: ClassVar[frozenset[str]] = frozenset({"image_column", "label_column", "classes", "image", "transforms"})
 
-    def __init__(self, data: config.Data, labels: Labels, device: torch.device, *, channels_last: bool = False) -> None:
-        self.data = data
-        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        self.labels = labels
+    def __init__(self, config: Config, sources: Sources, labels: Labels, device: torch.device) -> None:
+        data, classes = config.data, len(labels.names)
+        self.data, self.sources, self.labels = data, sources, labels
+        self.given: Mapping[str, int] = {
+            "classes": classes,
+            "num_classes": classes,
+            "channels": 3 if data.image.mode == "RGB" else 1,
+        }
+        self.identity: Mapping[str, Any] = {"classes": list(labels.names)}
+        self.memory_format = torch.channels_last if config.speed.channels_last else torch.contiguous_format
         self.mean = torch.tensor(data.image.mean, device=device).view(1, -1, 1, 1)
         self.std = torch.tensor(data.image.std, device=device).view(1, -1, 1, 1)
 
-    @property
-    def channels(self) -> int:
-        return 3 if self.data.image.mode == "RGB" else 1
+    @classmethod
+    def open(cls, config: Config, device: torch.device, say: Callable[[str], None]) -> ImageClassification:
+        return cls(config, *open_pictures(config.data, say), device)
+
+    @staticmethod
+    def metrics(data: Data) -> Mapping[str, bool]:
+        return {"accuracy": True, "loss": False}
 
     def decoder(self, seed: int, *, training: bool) -> PictureDecoder:
         return PictureDecoder(self.data, self.labels, seed, training=training)
 
     def weight(self, batch: Batch) -> int:
-        """How much the batch counts in the mean over a step: its samples."""
         return len(batch.keys)
 
     def fits(self, model: nn.Module, batch: Batch, name: str) -> None:
@@ -91,7 +103,6 @@ class ImageClassification:
         return (image.contiguous(memory_format=self.memory_format) - self.mean).div_(self.std)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
-        """The sum of the samples' losses, a scalar, from what the model gave."""
         logits, *side = output if isinstance(output, tuple) else (output,)
         label = batch.fields["label"].to(logits.device)  # the last one where a model is cut over several
         loss = functional.cross_entropy(logits, label, reduction="sum")
@@ -100,8 +111,10 @@ class ImageClassification:
                 loss = loss + _AUXILIARY_WEIGHT * functional.cross_entropy(auxiliary, label, reduction="sum")
         return loss
 
-    def sums(self, logits: Tensor, batch: Batch) -> dict[str, float]:
-        """What a batch adds to each metric, summed over its samples; the mean over all samples is the metric."""
+    def sums(self, logits: Tensor, batch: Batch) -> Mapping[str, float]:
         label = batch.fields["label"].to(logits.device)
         losses = functional.cross_entropy(logits.float(), label, reduction="none")
         return {"accuracy": float((logits.argmax(1) == label).sum()), "loss": float(losses.double().sum())}
+
+    def measured(self, means: Mapping[str, float]) -> dict[str, float]:
+        return dict(means)
