@@ -115,7 +115,7 @@ def take_turn(contestant: Contestant, case: Case) -> Turn:
 @click.option(
     "--only", multiple=True, type=click.Choice(list(CONTESTANTS)), help="Leave the others out, and RESULTS.md as it is."
 )
-@click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="File of the whole rounds, to go on from.")
+@click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="File of the turns, to go on from.")
 def main(folder: str, rounds: int, epochs: int, workers: int, only: tuple[str, ...], keep: Path | None) -> None:
     names = [name for name in CONTESTANTS if name in (only or CONTESTANTS)]
     for name in [name for name in names if find_spec(CONTESTANTS[name].package) is None]:
@@ -124,15 +124,14 @@ def main(folder: str, rounds: int, epochs: int, workers: int, only: tuple[str, .
     case = Case(folder, epochs, workers)
     fill_cache(folder)
     turns = kept(keep, names)
-    for number in range(len(turns[names[0]]), rounds):
-        made = {}
-        for name in random.Random(number).sample(names, len(names)):
-            made[name] = turn = take_turn(CONTESTANTS[name], case)
-            click.echo(f"round {number + 1}/{rounds}: {name} {turn.seconds:.1f} s, accuracy {turn.accuracy:.4f}", err=True)
-        for name, turn in made.items():
+    for number in range(rounds):
+        order = random.Random(number).sample(names, len(names))
+        for name in [name for name in order if len(turns[name]) <= number]:
+            turn = take_turn(CONTESTANTS[name], case)
             turns[name].append(turn)
-        if keep:
-            keep.write_text(json.dumps(turns), encoding="utf-8")
+            click.echo(f"round {number + 1}/{rounds}: {name} {turn.seconds:.1f} s, accuracy {turn.accuracy:.4f}", err=True)
+            if keep:
+                keep.write_text(json.dumps(turns), encoding="utf-8")
     packages = sorted({CONTESTANTS[name].package for name in names} | {"torch", "torchvision", "accelerate", "datasets"})
     known = conditions(["0"] if torch.cuda.is_available() else [])
     about = [
@@ -148,7 +147,7 @@ def main(folder: str, rounds: int, epochs: int, workers: int, only: tuple[str, .
 
 
 def kept(file: Path | None, names: list[str]) -> dict[str, list[Turn]]:
-    """The turns of the rounds that an earlier call has made."""
+    """The turns that an earlier call has taken."""
     found = json.loads(file.read_text(encoding="utf-8")) if file and file.exists() else {}
     return {name: [Turn(*turn) for turn in found.get(name, [])] for name in names}
 
