@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -35,10 +36,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from train import determinism
 from train.batches import training_batches
 from train.bench.conditions import conditions
-from train.bench.loop import Loop, at, open_job, settings_of, told
+from train.bench.loop import Loop, open_job, settings_of, told
+from train.config import Config
 from train.doctor.speed import matmul_rate
 from train.job import Job
 from train.optim import build_optimizer
+
+
+def at(config: Config, level: Literal["strict", "fast"]) -> Config:
+    return config.model_copy(update={"run": config.run.model_copy(update={"determinism": level})})
 
 
 class PlainLoop:
@@ -99,7 +105,7 @@ def main(settings: tuple[str, ...], rounds: int, steps: int) -> None:
         strict = Loop(open_job(at(config, "strict")))
         job, device = strict.job, strict.job.accelerator.device
         strict.seconds(1, in_memory=True)
-        memory = strict.memory_gib
+        memory = strict.memory_gib()
         fast, plain = Loop(open_job(at(config, "fast"))), PlainLoop(open_job(at(config, "fast")))
         turns: dict[str, Callable[[], float]] = {
             "plain loop": lambda: plain.seconds(steps),

@@ -16,7 +16,7 @@ from train.checkpoint import Snapshot
 from train.data.loader import BadSample
 from train.job import Job
 from train.profiling.profiler import Profiler
-from train.progress import Progress
+from train.progress import Display, Progress
 from train.receipt.recorder import Recorder
 from train.run_folder import RunFolder
 from train.saving import Saved
@@ -39,6 +39,7 @@ class Journal:
         evaluated: int,
         seconds: float,
         profile: tuple[int, int] | None = None,
+        display: Display | None = None,
     ) -> None:
         step = snapshot.step if snapshot else 0
         self.job, self.folder = job, folder
@@ -51,7 +52,7 @@ class Journal:
             folder.write("config.yaml", job.config.to_yaml())
             tracking.rewind(folder.path / "metrics.jsonl", step or -1, evaluated or -1)
             self._metrics = tracking.Metrics(folder.path / "metrics.jsonl")
-            self._progress = Progress(job.total_steps, step)
+            self._progress = display or Progress(job.total_steps, step)
             self._recorder = Recorder(job, folder, places, snapshot)
 
     def start_trackers(self, trackers: tracking.Trackers, step: int, wandb_id: str | None) -> str | None:

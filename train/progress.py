@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,11 +21,22 @@ REDRAW_SECONDS = 0.25
 # What of the trainer's values is shown, the most telling first: a narrow terminal cuts the end.
 _FORMATS: dict[str, Callable[[float], str]] = {
     "loss": "loss {:.4f}".format,
+    "loss_spread": "± {:.4f}".format,  # the standard deviation, where there are several runs
     "lr": "lr {:.3g}".format,
     "samples_per_second": "{:,.0f} samples/s".format,
     "data_wait": "data wait {:.0%}".format,  # seconds waiting for data / seconds
     "memory_gib": "memory {:.1f} GiB".format,
 }
+
+
+class Display(Protocol):
+    """Where a run shows itself."""
+
+    def update(self, step: int, values: Mapping[str, float] | None = None) -> None: ...
+
+    def line(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Progress:

@@ -1,9 +1,8 @@
-"""One run, from its settings to its summary."""
+"""From the words of a command line to the end of its run, or of its runs with several seeds."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,11 +10,9 @@ from typing import TYPE_CHECKING
 from train import config as configuration
 from train import determinism
 from train.config import Config
-from train.errors import RunError, UsageError
+from train.errors import UsageError
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-
     from train.parallel.launch import Launch
 
 DEFAULT = Path(__file__).parent.parent / "configs" / "digits.yaml"
@@ -70,78 +67,33 @@ def run(
     for the receipt. Returns "finished" or "stopped".
     """
     determinism.prepare_environment(config.run)
-    from accelerate import Accelerator
-
-    from train import agreement, resume, switches, tracking
-    from train.job import lanes_of, prepare
-    from train.journal import Journal
-    from train.parallel import ENGINES
-    from train.parallel.mode import choose
-    from train.parallel.processes import Processes
-    from train.profiling import profiler
-    from train.run_folder import RunFolder
-    from train.stopping import Interrupted, StopRequest, stop_with_the_launcher
-    from train.trainer import Trainer
+    from train.stopping import StopRequest, stop_with_the_launcher
 
     stop_with_the_launcher()
-    main = os.environ.get("RANK", "0") == "0"
-    trackers = tracking.resolve(config.tracking, config.folder) if main else tracking.Trackers()
-    facts = launch_facts()
-    mode = choose(facts, config.parallel, config.speed)
-    facts = switches.over(facts, config.speed)
-    if mode.name == "tensor":
-        os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)  # Accelerate's own way is for models of transformers alone
-    accelerator = Accelerator(
-        cpu=mode.device == "cpu",  # without CUDA a bare Accelerator would let launched processes train apart
-        log_with=trackers.log_with or None,
-        project_dir=config.folder,
-        **switches.accelerator_options(config.speed),
-    )
-    processes = Processes(accelerator)
-    _refuse_other_settings(accelerator)
-    agreement.same_settings(config, processes)
-    say = _say if processes.main else _say_nothing
-    if config.batch.lanes != "auto":
-        lanes_of(config, processes, mode)  # refuses what does not fit before anything is made
-    if dry_run:
-        job = prepare(config, accelerator, processes, mode, facts, say, saved=None)
-        if processes.main:
-            print(config.to_yaml() + "".join(f"# {line}\n" for line in job.describe()), end="")
-        return "finished"
+    if config.seeds:
+        from train.group.run import run_group
 
-    stop = StopRequest()
-    try:
-        with stop.waiting():  # there is nothing to save yet
-            folder = processes.on_main(lambda: RunFolder(config.folder))
-            snapshot = resume.find(config, processes, say)
-            job = prepare(config, accelerator, processes, mode, facts, say, saved=snapshot.state if snapshot else None)
-        stop.training = True
-    except Interrupted:
-        return "stopped"
-    except RunError:
-        if not stop:
-            raise
-        return "stopped"  # the signal has cut off what was being read
-    agreement.same_data(job.identity(), processes)
-    if ENGINES[mode.name].together:
-        agreement.same_folder(config.folder, processes)
-    if snapshot is not None:
-        resume.check(snapshot, job.identity())
-    finished_at = processes.share(folder.finished_at() if folder else None)
-    if finished_at is not None and resume.nothing_to_do(finished_at, snapshot, config, job.total_steps):
-        say(f"nothing to do: {config.folder} finished at step {finished_at}")
+        return run_group(config, places, dry_run=dry_run, stop_at=stop_at, profile=profile)
+    from train.stages import Run
+
+    one = Run(config, places)
+    if dry_run:
+        plan = one.plan()
+        if one.processes.main:
+            print(config.to_yaml() + "".join(f"# {line}\n" for line in plan), end="")
         return "finished"
-    if profile:
-        profiler.check(profile, snapshot.step if snapshot else 0, job.total_steps)
-    for line in (f"run: {config.folder}", *trackers.notes, *job.describe()):
-        say(line)
-    trainer = Trainer(job, stop, snapshot, stop_at=stop_at)
-    journal = Journal(job, folder, places, snapshot, evaluated=trainer.evaluated, seconds=trainer.seconds, profile=profile)
-    trainer.wandb_id = journal.start_trackers(trackers, trainer.step, trainer.wandb_id)
-    status = trainer.fit(journal)
-    journal.close(status, trainer.step, trainer.final_weights(), trainer.metrics, trainer.skipped)
-    accelerator.end_training()
-    if processes.main:
+    stop = StopRequest()
+    if not one.open(stop):
+        return "stopped"
+    stop.training = True
+    if one.nothing_to_do():
+        return "finished"
+    for line in (f"run: {config.folder}", *one.trackers.notes, *one.job.describe()):
+        one.say(line)
+    one.start(stop, stop_at=stop_at, profile=profile)
+    status = one.trainer.fit(one.journal)
+    one.close(status)
+    if one.processes.main:
         print(config.folder)
     return status
 
@@ -160,24 +112,3 @@ def launch_facts() -> Launch:
     precisions = launch.precisions() if devices else ()
     version = str(found) if found else None
     return launch.read(os.environ, devices=devices, precisions=precisions, driver=version, old_driver=old_driver)
-
-
-def _refuse_other_settings(accelerator: Accelerator) -> None:
-    """What accelerate config can ask for and this trainer does otherwise, or not at all."""
-    if accelerator.gradient_accumulation_steps != 1:
-        raise UsageError(
-            f"accelerate is set to accumulate gradients over {accelerator.gradient_accumulation_steps} steps; here the lanes do "
-            "that: take it out of the accelerate config and ACCELERATE_GRADIENT_ACCUMULATION_STEPS, and set batch.lanes"
-        )
-    if accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP"):
-        raise UsageError(
-            f"accelerate is set to distributed_type {accelerator.distributed_type.value}; NO, MULTI_GPU and FSDP are supported"
-        )
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _say_nothing(text: str) -> None:
-    pass

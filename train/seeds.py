@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextvars import ContextVar
 
 import numpy as np
 import torch
@@ -10,6 +11,9 @@ import torch
 from train.data.order import key
 
 _LANE, _SAMPLE = 0, 1  # what a number is drawn for, so that a lane and a sample never share theirs
+
+# A thread's own generator, where several compute at the same time: those of the process are for one.
+OWN_GENERATOR: ContextVar[torch.Generator | None] = ContextVar("own_generator", default=None)
 
 
 def seed_lane(seed: int, step: int, lane: int) -> None:
@@ -23,7 +27,10 @@ def seed_sample(seed: int, epoch: int, sample: int) -> None:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the generators of random, numpy and torch with one 64-bit number."""
+    """Seed the generators of random, numpy and torch, or this thread's own one, with one 64-bit number."""
+    if (own := OWN_GENERATOR.get()) is not None:
+        own.manual_seed(seed)
+        return
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack trace where there is no CUDA

@@ -13,6 +13,7 @@ from train import memory, snapshots, tasks
 from train.batches import training_batches, validation_batches
 from train.checkpoint import Snapshot
 from train.config import Every
+from train.courses import Course, complete
 from train.data.loader import Batch, refusal
 from train.errors import LockstepError, RunError
 from train.evaluation import evaluate
@@ -57,9 +58,13 @@ class Trainer:
     def fit(self, journal: Journal) -> Status:
         """Train to the end, evaluating and saving on the way; after a signal, save and return early."""
         self.begin(journal)
+        return complete(self.course())
+
+    def course(self) -> Course[Status]:
+        """What `fit` does once the workers have started, giving away the computing of each step."""
         try:
             with memory.explained(self):
-                status = self._fit()
+                status = yield from self._fit()
         except BaseException as error:
             self.saver.settle()
             if isinstance(error, LockstepError) and error.everywhere:
@@ -70,7 +75,7 @@ class Trainer:
         self.processes.gather(0)  # nobody goes away, which a launcher may take for a failure, before the checkpoint is there
         return status
 
-    def _fit(self) -> Status:
+    def _fit(self) -> Course[Status]:
         while True:
             last = self.step >= self.job.total_steps
             if (last or self.due(self.config.evaluate.every)) and not self.evaluate():
@@ -79,7 +84,7 @@ class Trainer:
                 return self.end("finished")
             if self.due(self.config.checkpoint.every) and self.saved != self.step:
                 self.save()
-            if self.step == self.stop_at or not self.train_step():
+            if self.step == self.stop_at or not (yield from self.step_course()):
                 return self.end("stopped")
             self.journal.end_step()
 
@@ -92,6 +97,9 @@ class Trainer:
 
     def train_step(self) -> bool:
         """One update of the weights, or False when any process has been asked to stop."""
+        return complete(self.step_course())
+
+    def step_course(self) -> Course[bool]:
         with self.journal.waiting():
             batches = self._next_batches()
         weights = [self.task.weight(batch) for batch in batches]
@@ -109,8 +117,8 @@ class Trainer:
             LanePass(lane, (batch if share else self.job.blank).to(self.accelerator.device), share)
             for lane, batch, share in zip(self.job.lanes.local, batches, weights, strict=True)
         ]
-        losses = self.engine.forward_backward(passes, weight, partial(seed_lane, self.config.run.seed, self.step))
-        norm = float(self.learner.clip())
+        losses, gradient_norm = yield partial(self._gradient, passes, weight)
+        norm = float(gradient_norm)
         if not math.isfinite(norm) and self.accelerator.scaler is None:
             self._refuse_step(norm, losses, batches)
         self.learner.update()
@@ -124,6 +132,11 @@ class Trainer:
         if self.due(Every(self.config.tracking.every)) or self.step == self.job.total_steps:
             self._log(losses, weight, {"lr": rate, "grad_norm": norm})
         return True
+
+    def _gradient(self, passes: list[LanePass], weight: int) -> tuple[list[Tensor], Tensor]:
+        """The lanes' losses, and the norm of the step's gradient, which is ready for the update."""
+        losses = self.engine.forward_backward(passes, weight, partial(seed_lane, self.config.run.seed, self.step))
+        return losses, self.learner.clip()
 
     @labelled("logging")
     def _log(self, losses: list[Tensor], weight: int, values: dict[str, float]) -> None:

@@ -23,7 +23,7 @@ class Run(Section):
     name: Place[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+$", max_length=64)]] = Field(
         "run", description="name of the run, the first part of its folder's name"
     )
-    seed: Numbers[int] = Field(0, ge=0, lt=2**63, description="seed of everything that is random")
+    seed: Numbers[values.Seed] = Field(0, description="seed of everything that is random")
     output_dir: Place[LocalPath] = Field(Path("outputs"), description="folder that holds the run folders")
     determinism: Numbers[Literal["strict", "fast"]] = Field(
         "strict", description="strict gives the same bits on any number of processes, fast promises nothing"
@@ -235,6 +235,7 @@ class Config(Section):
     batch: Batch
     steps: Length[int | None] = Field(None, ge=1, description="steps to train, each one update of the weights")
     epochs: Length[int | None] = Field(None, ge=1, description="epochs to train, each one pass over the data")
+    seeds: Place[values.Seeds] = Field((), description="seeds of runs that are trained at the same time; empty: run.seed")
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     ema: Ema = Ema()
@@ -259,6 +260,8 @@ class Config(Section):
         hashed = {key: value for key, value in flatten(self).items() if effect(key) == Effect.NUMBERS}
         if self.schedule.depends_on_length:
             hashed |= {"steps": self.steps, "epochs": self.epochs}
+        if self.seeds:
+            hashed["seeds"] = self.seeds
         for key in MOVABLE:
             hashed[key] = values.without_machine(hashed[key])
         text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -270,7 +273,7 @@ class Config(Section):
 
     def to_yaml(self) -> str:
         """All keys with their values, paths absolute; loading it gives an equal Config."""
-        return values.dump(self.model_dump(mode="json"))
+        return values.dump(self.model_dump(mode="json", exclude={"run": {"seed"}} if self.seeds else None))
 
 
 def effect(key: str) -> Effect | None:

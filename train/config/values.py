@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, PlainSerializer, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, StringConstraints
 
 NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 
@@ -184,6 +184,14 @@ def _transform(value: Any) -> Any:
     raise ValueError("must be the name of a transform, or one name with a mapping of its arguments: `Name: {size: 32}`")
 
 
+def _several(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
+        raise ValueError(f"names {', '.join(map(str, twice))} twice")
+    if len(seeds) == 1:
+        raise ValueError(f"has one seed, for which there is run.seed: {seeds[0]}")
+    return seeds
+
+
 Switch = Annotated[bool, BeforeValidator(_switch)]
 Interval = Annotated[Every, BeforeValidator(Every.read), PlainSerializer(Every.written)]
 Filled = Annotated[str, StringConstraints(min_length=1)]
@@ -191,5 +199,7 @@ LocalPath = Annotated[Path, BeforeValidator(absolute_path)]
 DataPath = Annotated[Filled, BeforeValidator(data_path)]
 AtLeast0 = Annotated[int, Field(ge=0)]
 AtLeast1 = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Seeds = Annotated[tuple[Seed, ...], AfterValidator(_several)]
 Auto = Literal["auto"]
 Transforms = tuple[Annotated[str | dict[str, dict[str, Any]], BeforeValidator(_transform)], ...]
