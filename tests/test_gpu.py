@@ -85,3 +85,15 @@ def test_a_plan_is_what_a_step_takes_on_the_gpu_and_fits_into_what_is_left() -> 
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert tight.exit_code == 0, tight.stderr
     assert json.loads(tight.stdout)["timing"]["micro_batch"] < 32
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "torchao/AdamW8bit"])
+def test_optimizer_state_in_the_host_s_memory_leaves_the_bits(train: Runner, optimizer: str) -> None:
+    settings = (f"optimizer={{name: {optimizer}, lr: 1e-3}}", "parallel.device=cuda", "steps=6", "evaluate.every=0")
+    hashes = set()
+    for place in ("off", "optimizer"):
+        assert train.run(f"run.name={place}", f"speed.offload={place}", *settings, "--stop-at", "3").code == 75
+        assert train.run(f"run.name={place}", f"speed.offload={place}", *settings).code == 0
+        [path] = train.outputs.glob(f"{place}-*/summary.json")
+        hashes.add(json.loads(path.read_text())["weights_sha256"])
+    assert len(hashes) == 1

@@ -41,3 +41,18 @@ def test_the_weights_are_the_same_bits_on_any_number_of_processes_and_workers(tm
         assert finished.code == 0, finished.output
         found[processes, workers] = weights(train.outputs)
     assert len(set(found.values())) == 1, found
+
+
+def test_a_quantised_optimizer_gives_the_same_bits_on_two_processes_and_after_a_stop(tmp_path: Path) -> None:
+    settings = (*EVERYTHING, "optimizer={name: torchao/AdamW8bit, lr: 4e-3, clip_norm: 0.5}", "data.workers=0")
+    found = set()
+    for processes, stops in [(1, ()), (2, ("--stop-at", "9"))]:
+        train = Runner(tmp_path / str(processes))
+        train.folder.mkdir()
+        if stops:
+            stopped = train.run(*settings, *stops, processes=processes)
+            assert stopped.code == 75, stopped.output
+        finished = train.run(*settings, processes=processes)
+        assert finished.code == 0, finished.output
+        found.add(weights(train.outputs))
+    assert len(found) == 1, found

@@ -24,15 +24,15 @@ def imported(name: str) -> Callable[..., Any]:
     return made
 
 
-def check_name(name: str, known: Iterable[str], kind: str) -> list[Problem]:
-    """One problem when there is no such name."""
+def check_name(name: str, known: Iterable[str], kind: str, also: str = "") -> list[Problem]:
+    """One problem when there is no such name; `also` says which other ones there are."""
     known = sorted(known)
     if name in known:
         return []
     near = get_close_matches(name.lower(), (folded := {known_name.lower(): known_name for known_name in known}), n=1)
     question = f"; did you mean {folded[near[0]]}?" if near else ""
     listed = ", ".join(known) if len(known) <= 40 else f"{', '.join(known[:6])} ... {len(known)} in all"
-    return [Problem("name", f"there is no {kind} {name}{question} (known: {listed})")]
+    return [Problem("name", f"there is no {kind} {name}{question} (known: {listed}{f'; also {also}' if also else ''})")]
 
 
 def check_arguments(
@@ -52,7 +52,18 @@ def check_arguments(
             problems.append(Problem(name, "is set by the trainer and cannot be given here"))
         elif name not in named and not open_ended:
             problems.append(unknown_argument(section, name, sorted(named)))
+        elif name in named and (allowed := _switch(named[name])) and not any(arguments[name] is value for value in allowed):
+            words = {True: "true", False: "false", None: "empty"}
+            problems.append(Problem(name, f"must be {' or '.join(words[value] for value in allowed)}, not {arguments[name]!r}"))
     for name, parameter in named.items():
         if parameter.default is inspect.Parameter.empty and name not in arguments:
             problems.append(Problem(name, "is needed"))
     return problems
+
+
+def _switch(parameter: inspect.Parameter) -> tuple[bool | None, ...]:
+    """The values of a parameter that is on, off or, perhaps, neither; none for another kind of parameter."""
+    if parameter.annotation is parameter.empty:
+        return (True, False) if isinstance(parameter.default, bool) else ()
+    written = inspect.formatannotation(parameter.annotation).strip("'")  # as text, which it is in some modules already
+    return {"bool": (True, False), "bool | None": (True, False, None), "Optional[bool]": (True, False, None)}.get(written, ())

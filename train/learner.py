@@ -10,6 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_a
 from train import switches
 from train.config import Config
 from train.data.loader import Batch
+from train.offload import HostState
 from train.optim import build_optimizer
 from train.parallel import build_engine
 from train.parallel.lanes import Lanes
@@ -46,8 +47,15 @@ class Learner:
                 self.average.multi_avg_fn = get_ema_multi_avg_fn(decay)
             else:
                 self.average.avg_fn = get_ema_avg_fn(decay)
-        optimizer = build_optimizer(config.optimizer, self.engine.plain, lists=self.engine.lists)
+        compiled = launch.compiler != "no"
+        optimizer = build_optimizer(config.optimizer, self.engine.plain, lists=self.engine.lists, compiled=compiled)
+        self.host = HostState(optimizer) if config.speed.offload == "optimizer" else None
         self.optimizer = accelerator.prepare_optimizer(optimizer)
+
+    def keep(self, parameter: Tensor) -> None:
+        """Put the optimizer state of a parameter, on the device, where it belongs between two steps."""
+        if self.host is not None:
+            self.host.keep(parameter)
 
     @labelled("optimizer")
     def clip(self) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from train.errors import LockstepError, RunError
 from train.parallel.lanes import sharing_problem
+from train.weights import parts
 
 if TYPE_CHECKING:
     from train.job import Job
@@ -108,8 +109,7 @@ def _parts(trainer: Trainer, device: torch.device, held: int) -> str:
 
 def _size(tensors: Iterable[Tensor], device: torch.device) -> int:
     """Bytes of those on a device; of a sharded one this process's part."""
-    local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
-    return sum(tensor.nbytes for tensor in local if tensor.device == device)
+    return sum(part.nbytes for tensor in tensors for part in parts(tensor) if part.device == device)
 
 
 def _since(made: int, *, gpu: bool) -> str:
@@ -136,7 +136,7 @@ def _mend(job: Job) -> str:
         f"{job.config.batch.size // more} in place of {micro} samples. batch.size, the samples of a step and the learning rate "
         "stay, so that the run learns alike. Its bits change: sums are bracketed otherwise, dropout draws other numbers, and "
         "BatchNorm sees smaller parts. With the largest modules in speed.recompute they stay. Parameters and optimizer "
-        "state take what they took; FSDP shares them out."
+        "state take what they took: FSDP shares them out, an optimizer of torchao keeps less, speed.offload takes it to the host."
     )
 
 

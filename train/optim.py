@@ -1,14 +1,22 @@
-"""Optimizers of torch.optim by name, and the learning rate as a pure function of the step."""
+"""Optimizers by name, and the learning rate as a pure function of the step. The name of an optimizer is one of
+
+    NAME          any of torch.optim but LBFGS and SparseAdam
+    torchao/NAME  any of torchao.optim: their state is quantised, block by block, to 8 or 4 bits or to fp8
+
+The other keys of the section `optimizer` are its arguments.
+"""
 
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from train import config
@@ -16,44 +24,107 @@ from train.arguments import check_arguments, check_name
 from train.config import Problem
 from train.errors import UsageError
 
-# LBFGS calls the loss several times a step; SparseAdam takes only sparse gradients, which lanes cannot sum.
-_LEFT_OUT = {"Optimizer", "LBFGS", "SparseAdam"}
+# LBFGS calls the loss several times a step; SparseAdam takes only sparse gradients, which lanes cannot sum. torchao's _AdamW is
+# for weights that are quantised themselves, and its CPUOffloadOptimizer has states of its own: speed.offload is in its place.
+_LEFT_OUT = {"Optimizer", "LBFGS", "SparseAdam", "_AdamW", "CPUOffloadOptimizer"}
+_TORCHAO = "torchao/"
+_REFUSED_OF_TORCHAO = {
+    "amsgrad": "it cannot take the largest of quantised states",
+    "bf16_stochastic_round": "it draws random numbers, which would be others in each process",
+}
 
 
-def names() -> dict[str, Callable[..., Optimizer]]:
-    return {
-        name: value
-        for name, value in vars(torch.optim).items()
-        if inspect.isclass(value) and issubclass(value, Optimizer) and name not in _LEFT_OUT
-    }
+def is_quantised(name: str) -> bool:
+    """Whether the named optimizer keeps its state in blocks of few bits."""
+    return name.startswith(_TORCHAO)
 
 
 def check_optimizer(section: Mapping[str, Any]) -> list[Problem]:
     """What is wrong with the optimizer's name, its arguments and their values."""
     arguments = {key: value for key, value in section.items() if key not in ("name", "lr", "clip_norm")}
-    known = names()
-    problems = check_name(section["name"], known, "optimizer")
-    if not problems:
-        problems = check_arguments("optimizer", known[section["name"]], arguments, given=("params", "lr"))
-    if not problems:
+    try:
+        optimizer = _find(section["name"])
+    except LookupError as error:
+        return [Problem("name", str(error))]
+    if problems := check_arguments("optimizer", optimizer, arguments, given=("params", "lr")):
+        return problems
+    if is_quantised(section["name"]) and (refused := [key for key in _REFUSED_OF_TORCHAO if arguments.get(key)]):
+        return [Problem(key, f"is not possible with {section['name']}: {_REFUSED_OF_TORCHAO[key]}") for key in refused]
+    try:
+        _try(optimizer, section["name"], lr=section["lr"], **arguments)
+    except (ArithmeticError, AssertionError, TypeError, ValueError, RuntimeError) as error:
+        return [Problem("name", f"{section['name']} refuses its arguments: {error}")]
+    return []
+
+
+def _find(name: str) -> Callable[..., Optimizer]:
+    """What makes the optimizer; LookupError says why there is none."""
+    if is_quantised(name):
+        logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # torchao registers with torch what torch knows by now
         try:
-            known[section["name"]]([torch.nn.Parameter(torch.zeros(1, 1))], lr=section["lr"], **arguments)
-        except (TypeError, ValueError, RuntimeError) as error:
-            problems = [Problem("name", f"{section['name']} refuses its arguments: {error}")]
-    return problems
+            from torchao import optim
+        except ImportError as error:
+            raise LookupError(f"{name} needs torchao: pip install 'lockstep[torchao]'") from error
+        known, also = _optimizers(optim, _TORCHAO), ""
+    else:
+        known, also = _optimizers(torch.optim), "those of torchao.optim, such as torchao/AdamW8bit"
+    if problems := check_name(name, known, "optimizer", also):
+        raise LookupError(problems[0].message)
+    return known[name]
 
 
-def build_optimizer(section: config.Optimizer, model: nn.Module, *, lists: bool = True) -> Optimizer:
-    """The named optimizer over the parameters that are trained; without `lists` it updates one after the other."""
+def _optimizers(module: ModuleType, prefix: str = "") -> dict[str, Callable[..., Optimizer]]:
+    return {
+        prefix + name: value
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and issubclass(value, Optimizer) and name not in _LEFT_OUT
+    }
+
+
+def _try(make: Callable[..., Optimizer], name: str, **arguments: Any) -> None:
+    """Make the optimizer for one small matrix; one of torchao looks at its arguments only in a step."""
+    matrix = nn.Parameter(torch.zeros(64, 64))
+    optimizer = make([matrix], **arguments)
+    if is_quantised(name):
+        matrix.grad = torch.zeros_like(matrix)
+        with torch.compiler.set_stance("force_eager"):
+            optimizer.step()
+
+
+def build_optimizer(section: config.Optimizer, model: nn.Module, *, lists: bool = True, compiled: bool = False) -> Optimizer:
+    """The named optimizer over the parameters that are trained; without `lists` it updates one after the other.
+
+    torchao compiles its update for each shape of weights. On a CPU that takes minutes and is done only where the run is
+    `compiled`.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        optimizer = names()[section.name]
+        optimizer = _find(section.name)
         if not lists and section.arguments.get("fused"):
             raise UsageError("optimizer.fused: true is not possible where some layers are cut over processes; leave it out")
         one_by_one = not lists and "foreach" in inspect.signature(optimizer).parameters
-        return optimizer(parameters, lr=section.lr, **section.arguments | ({"foreach": False} if one_by_one else {}))
+        made = optimizer(parameters, lr=section.lr, **section.arguments | ({"foreach": False} if one_by_one else {}))
     except ValueError as error:  # such as Muon's: only matrices
         raise UsageError(f"optimizer.name: {section.name} cannot train this model: {error}") from error
+    if is_quantised(section.name):
+        from train.parallel.launch import precisions
+
+        devices = {parameter.device.type for parameter in parameters}
+        if "cuda" in devices and section.name.endswith("Fp8") and "fp8" not in precisions():
+            raise UsageError(
+                f"optimizer.name: {section.name} needs a GPU with fp8; torchao/AdamW8bit and AdamW4bit run on this one"
+            )
+        if devices == {"cpu"} and not compiled:
+            made.step = torch.compiler.set_stance("force_eager")(made.step)  # type: ignore[method-assign]
+    return made
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)  # torchao would compile a number into its update
+        else:
+            group["lr"] = rate
 
 
 def _constant(done: float) -> float:

@@ -51,7 +51,8 @@ def put_back(trainer: Trainer, snapshot: Snapshot) -> None:
     state, tensors = snapshot.state, snapshot.tensors
     load_model(trainer.plain, tensors["model"])
     if state["config"]["optimizer"]["name"] == trainer.config.optimizer.name:  # another one, if allowed, starts anew
-        load_optimizer_state(trainer.plain, trainer.optimizer.optimizer, tensors.get("optimizer", {}), state["optimizer"])
+        saved = tensors.get("optimizer", {}), state["optimizer"]
+        load_optimizer_state(trainer.plain, trainer.optimizer.optimizer, *saved, keep=trainer.learner.keep)
     if trainer.average is not None:
         load_model(trainer.average.module, tensors.get("ema", tensors["model"]))
         trainer.average.n_averaged.fill_(state["ema_updates"] or 0)

@@ -45,6 +45,10 @@ def problems(launch: Launch, speed: Switches, device: str) -> list[str]:
         found.append(f"speed.attention: {speed.attention} does not run on {device}; {', '.join(_ATTENTION[device])} do")
     if speed.cuda_graphs and (device != "cuda" or over(launch, speed).compiler != "inductor"):
         found.append("speed.cuda_graphs: CUDA graphs are made of compiled kernels on a GPU; set speed.compile: model")
+    if speed.offload != "off" and device == "cpu":
+        found.append(
+            "speed.offload: the state of an optimizer on the CPU is in the host's memory already; set speed.offload: off"
+        )
     return found
 
 
@@ -103,7 +107,7 @@ def _compute_in_fp8(model: nn.Module) -> None:
     try:
         from torchao.float8 import convert_to_float8_training
     except ImportError as error:
-        raise UsageError("speed.precision: fp8 needs torchao: pip install 'lockstep[fp8]'") from error
+        raise UsageError("speed.precision: fp8 needs torchao: pip install 'lockstep[torchao]'") from error
 
     def fits(module: nn.Module, name: str) -> bool:
         """Tensor cores take multiples of 16."""

@@ -20,7 +20,7 @@ from train.evaluation import evaluate
 from train.job import Job
 from train.journal import Journal
 from train.learner import Learner
-from train.optim import learning_rate
+from train.optim import learning_rate, set_learning_rate
 from train.parallel.engine import LanePass
 from train.profiling.labels import labelled
 from train.receipt import recorder as receipt
@@ -176,8 +176,7 @@ class Trainer:
         rate = learning_rate(
             self.config.optimizer, self.config.schedule, self.step, warmup=self.job.warmup_steps, total=self.job.total_steps
         )
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        set_learning_rate(self.optimizer.optimizer, rate)
         return rate
 
     def _refuse_step(self, norm: float, losses: list[Tensor], batches: list[Batch]) -> None:

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from train.errors import RunError
 
@@ -64,6 +65,14 @@ def part_copy(tensor: Tensor) -> Tensor:
     assert isinstance(staged, dict)
     part: Tensor = staged[""]
     return part
+
+
+def parts(tensor: Tensor) -> list[Tensor]:
+    """The tensors that have the memory of this one: a sharded one's part here, a quantised one's codes and scales."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [part for name in names for part in parts(getattr(tensor, name))]
 
 
 def as_sharded(tensor: Tensor, like: Tensor) -> Tensor:

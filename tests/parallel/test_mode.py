@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT
 from train.config import Parallel, Switches
 from train.errors import UsageError
 from train.parallel.launch import Launch, launcher_settings
-from train.parallel.mode import choose
+from train.parallel.mode import choose, config_problems
+from train.run import load_config
 
 FILE = "--config_file my.yaml"
 
@@ -167,6 +169,8 @@ SWITCHED = [
     (Launch(), {"cuda_graphs": True, "compile": "model"}, ["compiled kernels on a GPU"]),
     (Launch(compiler="inductor"), {"recompute": ("layer1",)}, ["speed.recompute: cannot be joined with inductor"]),
     (Launch(processes=2, fsdp=2), {"compile": "model"}, ["set speed.compile: blocks"]),
+    (Launch(), {"offload": "optimizer"}, ["in the host's memory already; set speed.offload: off"]),
+    (Launch(processes=2, devices=2, fsdp=2), {"offload": "optimizer"}, ["not possible in mode fsdp", "fsdp_offload_params"]),
 ]
 
 
@@ -193,3 +197,13 @@ def test_what_a_gpu_has_may_be_asked_for() -> None:
     graphs = Switches(precision="tf32", compile="blocks", cuda_graphs=True, attention="cudnn")
     assert choose(Launch(devices=1), Parallel(), graphs).name == "single"
     assert choose(Launch(devices=1, precisions=("bf16", "fp8"), precision="bf16"), Parallel(), Switches(precision="fp8"))
+    assert choose(Launch(processes=2, devices=2), Parallel(), Switches(offload="optimizer")).name == "ddp"
+
+
+@pytest.mark.parametrize("launch", [Launch(processes=2, fsdp=2), Launch(processes=2, sizes={"tp": 2})], ids=["fsdp", "tensor"])
+def test_a_quantised_optimizer_is_refused_where_its_blocks_would_follow_the_processes(launch: Launch) -> None:
+    parallel = Parallel(tensor={"fc": "rows"}) if launch.sizes else Parallel()
+    chosen = load_config([ROOT / "configs" / "digits.yaml"], ["optimizer={name: torchao/AdamW8bit, lr: 1e-3}"])
+    [problem] = config_problems(choose(launch, parallel, Switches()), chosen, 2)
+    assert "torchao/AdamW8bit is not possible in mode" in problem and "take torch.optim's, or DDP" in problem
+    assert not config_problems(choose(Launch(processes=2), Parallel(), Switches()), chosen, 2)

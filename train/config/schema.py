@@ -196,6 +196,9 @@ class Switches(Section):
     recompute: Speed[tuple[str, ...]] = Field(
         (), description="modules, by name or pattern, whose activations are computed twice rather than kept; the bits stay"
     )
+    offload: Speed[Literal["off", "optimizer"]] = Field(
+        "off", description="what lies in the host's memory and not on the GPU: the optimizer's state, fetched at each step"
+    )
 
 
 class Split(Section):

@@ -42,7 +42,7 @@ def opened(data: bytes) -> Jpeg | None:
     try:
         stream = _codec().CodeStream(data)
         return Jpeg(stream, stream.height, stream.width) if stream.num_channels in (1, 3) else None
-    except RuntimeError:  # damaged; whoever decodes all of it says how
+    except (ImportError, RuntimeError):  # not on Linux; or damaged, and whoever decodes all of it says how
         return None
 
 

@@ -69,9 +69,6 @@ def _find(name: str) -> Callable[..., nn.Module]:
             raise LookupError(problems[0].message)
         builder: Callable[..., nn.Module] = models.get_model_builder(name.removeprefix("torchvision/"))
         return builder
-    if problems := check_name(name, own_names(), "model"):
-        known_text = ", ".join(own_names())
-        raise LookupError(
-            f"{problems[0].message.split(' (known')[0]} (known: {known_text}; also torchvision/NAME and package.module:NAME)"
-        )
+    if problems := check_name(name, own_names(), "model", also="torchvision/NAME and package.module:NAME"):
+        raise LookupError(problems[0].message)
     return imported(f"{__name__}.{name}:model")

@@ -8,6 +8,7 @@ from typing import Literal
 from train import switches
 from train.config import Config, Parallel, Switches
 from train.errors import UsageError
+from train.optim import is_quantised
 from train.parallel.launch import Launch
 
 Name = Literal["single", "data_parallel", "ddp", "fsdp", "split", "tensor", "pipeline"]
@@ -171,6 +172,11 @@ def _fits(name: Name, launch: Launch, parallel: Parallel, speed: Switches, reaso
         problems.append(f"speed.recompute: cannot be joined with {launch.compiler} (dynamo_backend, speed.compile)")
     if name == "fsdp" and launch.compiler != "no" and not launch.blocks:
         problems.append("FSDP gathers the weights of one block at a time: set speed.compile: blocks, or no compiler")
+    if name in ("fsdp", "tensor") and speed.offload != "off":
+        problems.append(
+            f"speed.offload: is not possible in mode {name}, which cuts the state over the processes; set speed.offload: off"
+            + ("; fsdp_offload_params of the accelerate config takes weights and state to the host" if name == "fsdp" else "")
+        )
     if name == "data_parallel" and launch.compiler != "no":
         problems.append(f"{launch.compiler} cannot compile within nn.DataParallel (dynamo_backend, speed.compile); use DDP")
     return problems
@@ -219,6 +225,11 @@ def _tensor_problems(name: Name, launch: Launch, parallel: Parallel) -> list[str
 
 def config_problems(mode: Mode, config: Config, lanes: int) -> list[str]:
     """What a mode cannot do that the rest of the configuration asks for."""
+    if mode.name in ("fsdp", "tensor") and is_quantised(config.optimizer.name):
+        return [
+            f"optimizer.name: {config.optimizer.name} is not possible in mode {mode.name}, where each process would quantise "
+            "blocks of its own part of a weight and the numbers would depend on how many there are; take torch.optim's, or DDP"
+        ]
     if mode.name != "pipeline":
         return []
     stages, problems = config.parallel.pipeline.stages, []
