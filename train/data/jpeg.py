@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import get_ident
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ class Jpeg(NamedTuple):
 
     def part(self, top: int, left: int, height: int, width: int, mode: Mode) -> Tensor | None:
         """Some of its pixels as uint8 (C, height, width), or None where they cannot be decoded."""
-        codec, decoder, wanted = _tools(os.getpid())
+        codec, decoder, wanted = _tools(os.getpid(), get_ident())
         region = codec.Region(top, left, top + height, left + width)
         pixels = decoder.decode(self.stream.get_sub_code_stream(region=region), params=wanted[mode])
         return None if pixels is None else torch.from_numpy(np.asarray(pixels)).permute(2, 0, 1)
@@ -71,8 +72,8 @@ def _has_exif(data: bytes) -> bool:
 
 
 @cache
-def _tools(process: int) -> tuple[Any, Any, dict[Mode, Any]]:
-    """nvImageCodec, its decoder and what to decode to. A forked process needs a decoder of its own."""
+def _tools(process: int, thread: int) -> tuple[Any, Any, dict[Mode, Any]]:
+    """nvImageCodec, its decoder and what to decode to. A forked process needs a decoder of its own, and so does a thread."""
     codec = _codec()
     decoder = codec.Decoder(
         device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY,
