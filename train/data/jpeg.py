@@ -30,9 +30,12 @@ class Jpeg(NamedTuple):
 
     def part(self, top: int, left: int, height: int, width: int, mode: Mode) -> Tensor | None:
         """Some of its pixels as uint8 (C, height, width), or None where they cannot be decoded."""
-        codec, decoder, wanted = _tools(os.getpid(), get_ident())
-        region = codec.Region(top, left, top + height, left + width)
-        pixels = decoder.decode(self.stream.get_sub_code_stream(region=region), params=wanted[mode])
+        try:
+            codec, decoder, wanted = _tools(os.getpid(), get_ident())
+            region = codec.Region(top, left, top + height, left + width)
+            pixels = decoder.decode(self.stream.get_sub_code_stream(region=region), params=wanted[mode])
+        except RuntimeError:  # whoever decodes all of it says how
+            return None
         return None if pixels is None else torch.from_numpy(np.asarray(pixels)).permute(2, 0, 1)
 
 

@@ -53,7 +53,7 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
         return Finding("shared memory", "failed", f"there is no {folder}", "mount a tmpfs there")
     size = shutil.disk_usage(folder).total
     if size < _SHARED_GIB * 2**30:
-        mend = "data workers need more for large batches: docker run --shm-size 8g, or shm_size in the compose file"
+        mend = "the processes of several GPUs need more (NCCL): docker run --shm-size 8g, or shm_size in the compose file"
         return Finding("shared memory", "warning", f"{folder} has {gibibytes(size)}", mend)
     return ok("shared memory", f"{folder} has {gibibytes(size)}")
 
