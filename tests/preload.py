@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-for name in ("accelerate", "datasets", "torch", "torchcodec.decoders", "torchvision"):
+for name in ("accelerate", "datasets", "torch", "torch._dynamo", "torchcodec.decoders", "torchvision"):
     importlib.import_module(name)
 
 

@@ -31,7 +31,7 @@ def weights(outputs: Path) -> tuple[str, float]:
     return facts["weights_sha256"], facts["metrics"]["validation/accuracy"]
 
 
-@pytest.mark.parametrize("streaming", ["true", "false"])
+@pytest.mark.parametrize("streaming", ["true", pytest.param("false", marks=pytest.mark.slow)])
 def test_the_weights_are_the_same_bits_on_any_number_of_processes_and_workers(tmp_path: Path, streaming: str) -> None:
     found = {}
     for processes, workers in [(1, 0), (1, 2), (2, 1), (4, 0)]:
@@ -43,6 +43,7 @@ def test_the_weights_are_the_same_bits_on_any_number_of_processes_and_workers(tm
     assert len(set(found.values())) == 1, found
 
 
+@pytest.mark.slow
 def test_a_quantised_optimizer_gives_the_same_bits_on_two_processes_and_after_a_stop(tmp_path: Path) -> None:
     settings = (*EVERYTHING, "optimizer={name: torchao/AdamW8bit, lr: 4e-3, clip_norm: 0.5}", "data.workers=0")
     found = set()

@@ -209,6 +209,7 @@ def test_two_jobs_of_two_processes_run_side_by_side(train: Runner, launch: Calla
 # --- threads ---
 
 
+@pytest.mark.slow
 def test_the_threads_that_the_environment_asks_for_do_not_change_the_bits(train: Runner, launch: Callable[..., Launched]) -> None:
     settings = (config(train), "model.name=tests.spies_failure:Averaging", "steps=5")
     launched = launch(

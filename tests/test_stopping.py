@@ -127,7 +127,7 @@ TORCHRUN_2 = ("torchrun", "--standalone", "--nproc_per_node", "2")
 @pytest.mark.parametrize(
     "launcher, number",
     [
-        (ACCELERATE, signal.SIGTERM),
+        pytest.param(ACCELERATE, signal.SIGTERM, marks=pytest.mark.slow),
         (ACCELERATE_2, signal.SIGTERM),
         pytest.param(ACCELERATE, signal.SIGINT, marks=pytest.mark.slow),
         pytest.param(TORCHRUN_2, signal.SIGINT, marks=pytest.mark.slow),

@@ -13,7 +13,7 @@ from train.config import Config
 from train.errors import RunError, UsageError
 from train.job import lanes_of, prepare
 from train.journal import Journal
-from train.parallel import ENGINES
+from train.parallel import engine_of
 from train.parallel.mode import choose
 from train.parallel.processes import Processes
 from train.profiling import profiler
@@ -78,7 +78,7 @@ class Run:
     def nothing_to_do(self) -> bool:
         """Whether it has finished before. Refuses data and a precision that are not those of the checkpoint."""
         agreement.same_data(self.job.identity(), self.processes)
-        if ENGINES[self.mode.name].together:
+        if engine_of(self.mode).together:
             agreement.same_folder(self.config.folder, self.processes)
         if self.snapshot is not None:
             resume.check(self.snapshot, self.job.identity())

@@ -56,6 +56,7 @@ def test_a_step_is_measured_in_memory_with_its_input_and_with_logging(launch: La
     assert all(0.1 < memory < 4 for memory in found["memory_gib"].values())
 
 
+@pytest.mark.slow
 def test_other_settings_take_turns_each_with_its_own_time_and_memory(launch: Launch, tmp_path: Path) -> None:
     settings = ("batch.lanes=1 batch.size=2", "speed.precision=bf16", "model.width=8000")
     options = [word for variant in settings for word in ("--with", variant)]
@@ -78,6 +79,7 @@ def test_settings_that_cannot_be_are_told_together_with_what_asked_for_them(laun
     assert "--with model.width=': No closing quotation" in output
 
 
+@pytest.mark.slow
 def test_input_is_measured_by_itself_with_each_number_of_workers(launch: Launch, tmp_path: Path) -> None:
     output = bench(launch, tmp_path, "input", "--workers", "2,0")
     rows = re.findall(

@@ -13,8 +13,8 @@ from torch import Tensor
 from tests import made
 from train.config.schema import Data
 from train.data.loader import Batch, load
+from train.data.pictures import open_pictures
 from train.data.plan import Share, evaluation_plan, training_plan
-from train.data.source import open_data
 
 SHARDS = (10, 3, 7)
 
@@ -33,7 +33,7 @@ def fields(row: dict[str, Any], epoch: int, key: int) -> dict[str, Tensor]:
 
 
 def batches(folder: Path, workers: int, count: int) -> list[Batch]:
-    source = open_data(Data(path=str(folder), classes=3)).train
+    source = open_pictures(Data(path=str(folder), classes=3))[0].train
     loader = load(
         source, fields, lambda: training_plan(source, Share(4, 4, range(1)), 0, seed=0, shuffle=True, block=6),
         workers=workers, prefetch=2, pin_memory=False,
@@ -55,7 +55,7 @@ def test_batches_are_the_same_with_workers_and_stay_as_they_are(tmp_path: Path, 
 
 
 def test_workers_that_stay_give_an_evaluation_again(tmp_path: Path) -> None:
-    source = open_data(Data(path=str(made.shards(tmp_path / "set", SHARDS)), classes=3)).train
+    source = open_pictures(Data(path=str(made.shards(tmp_path / "set", SHARDS)), classes=3))[0].train
     loader = load(
         source, fields, lambda: evaluation_plan(source, 3, 0, 1), workers=2, prefetch=1, pin_memory=False, persistent=True
     )

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from tests import made
 from train.config.schema import Data
+from train.data.pictures import open_pictures
 from train.data.plan import Records, Share, evaluation_plan, training_plan
 from train.data.records import SCHEMA
 from train.data.slots import Slots
-from train.data.source import open_data
 
 
 def records(*sizes: int) -> Records:
@@ -55,7 +55,7 @@ def test_records_wait_in_their_slots_until_the_last_one_has_been_filled() -> Non
 
 def test_a_micro_batch_goes_to_a_worker_without_the_block_that_it_is_of(tmp_path: Path) -> None:
     made.shards(tmp_path / "set", [125, 125])
-    source = open_data(Data(path=str(tmp_path / "set"), classes=3)).train
+    source = open_pictures(Data(path=str(tmp_path / "set"), classes=3))[0].train
     whole = sum(len(made.png(number)) for number in range(250))
     training = training_plan(source, Share(4, 2, range(2)), 0, seed=0, shuffle=True, block=250)
     for one in itertools.islice(itertools.chain([next(training)], evaluation_plan(source, 2, 0, 1)), 3):

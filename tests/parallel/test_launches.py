@@ -36,7 +36,7 @@ MODEL = ("model={name: cifar_cnn, width: 3}", "optimizer={name: AdamW, lr: 0.01,
 
 @pytest.mark.parametrize(
     "file",
-    [pytest.param(file, id=file.stem, marks=[] if file.stem in ("cpu_2", "ddp_2gpu") else [pytest.mark.slow]) for file in FILES],
+    [pytest.param(file, id=file.stem, marks=[] if file.stem == "cpu_2" else [pytest.mark.slow]) for file in FILES],
 )
 def test_each_file_is_short_and_starts_its_mode_or_says_that_the_gpus_are_missing(
     file: Path, launch: Callable[..., Launched], tmp_path: Path
@@ -83,6 +83,7 @@ def test_two_processes_asked_for_in_a_way_that_starts_one_are_refused(launch: Ca
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_every_mode_goes_on_with_what_every_other_has_saved_to_the_same_bits(tmp_path: Path) -> None:
     """With BatchNorm, dropout, clipping and averaged weights, also compiled (trial B49); weights and metrics."""
     chains = [
@@ -125,6 +126,7 @@ def compiled(kind: Kind) -> Kind:
     return replace(kind, environment={**kind.environment, "ACCELERATE_DYNAMO_BACKEND": "EAGER"})
 
 
+@pytest.mark.slow
 def test_an_optimizer_without_any_state_goes_on_in_other_modes_too(tmp_path: Path) -> None:
     chains = [[(SINGLE, 2)], [(FSDP_2, 1), (PIPELINE_2, 2)]]
     plain = ("optimizer={name: SGD, lr: 0.01}", "ema.decay=")

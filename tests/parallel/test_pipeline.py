@@ -24,6 +24,7 @@ def of(name: str) -> str:
     return f"model={{name: 'tests.parallel.nets:{name}'}}"
 
 
+@pytest.mark.slow
 def test_values_that_go_around_a_stage_and_weights_without_gradient_train_as_in_one_process(
     train: Runner, spy: str, tmp_path: Path
 ) -> None:

@@ -1,6 +1,6 @@
 """Two machines give the bits of one, tell what one of them lacks, and end in seconds when one is gone.
 
-The slow tests and the first have a real network between them: two network namespaces with a cable (veth), an `accelerate
+The slow tests have a real network between them: two network namespaces with a cable (veth), an `accelerate
 launch` or torchrun in each. The others start what a launcher starts on each machine, on loopback.
 """
 
@@ -129,6 +129,7 @@ def checkpoint(outputs: Path, step: int) -> bool:
 # --- over a network ---
 
 
+@pytest.mark.slow
 def test_two_machines_give_the_bits_of_one(machines: tuple[Machine, Machine], expected: Callable[..., str]) -> None:
     first, second = machines
     settings = (*DIGITS, "steps=12")

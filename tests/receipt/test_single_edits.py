@@ -44,6 +44,7 @@ def causes(found: Result) -> list[str]:
     return [line.strip() for line in found.output.splitlines() if line.startswith("  ") and " -> " in line and "step" not in line]
 
 
+@pytest.mark.slow
 def test_nothing(run: Runner) -> None:
     found = verify(run)
     assert (found.exit_code, causes(found)) == (IDENTICAL, []), found.output

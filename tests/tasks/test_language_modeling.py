@@ -59,6 +59,7 @@ def test_the_weights_are_the_same_bits_however_they_are_computed(tmp_path: Path)
     assert len({tuple(left.summary(one)["metrics"].items()) for one in runs.values()}) == 1
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_an_untied_model_gives_the_same_bits(tmp_path: Path) -> None:
     one = run(tmp_path / "one", UNTIED)
     cut = run(tmp_path / "cut", UNTIED, "parallel.pipeline={stages: 2, split_at: [blocks.1]}", processes=2)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from train.data.plan import Records
-from train.data.records import SCHEMA
 
 _ENVELOPE = 4096  # bytes: more than a stream of record batches has beside them
 
@@ -64,7 +63,10 @@ class Slots:
         if records.rows is None:
             return Sent(records, slot, 0)
         size = _ENVELOPE + sum(map(pa.ipc.get_record_batch_size, records.rows.to_batches()))
-        with pa.FixedSizeBufferWriter(pa.py_buffer(self._view(slot, size))) as sink, pa.ipc.new_stream(sink, SCHEMA) as stream:
+        with (
+            pa.FixedSizeBufferWriter(pa.py_buffer(self._view(slot, size))) as sink,
+            pa.ipc.new_stream(sink, records.rows.schema) as stream,
+        ):
             stream.write_table(records.rows)
         return Sent(records._replace(rows=None), slot, size)
 

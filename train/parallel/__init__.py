@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from train.arguments import imported
 from train.config import Config
-from train.parallel.data_parallel import DataParallelEngine
-from train.parallel.ddp import DistributedEngine
 from train.parallel.engine import Engine
-from train.parallel.fsdp import ShardedEngine
 from train.parallel.lanes import Lanes
 from train.parallel.mode import Mode
-from train.parallel.pipeline import PipelineEngine
-from train.parallel.split import SplitEngine
-from train.parallel.tensor import TensorEngine
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -22,15 +17,20 @@ if TYPE_CHECKING:
     from train.data.loader import Batch
     from train.tasks import Task
 
-ENGINES: dict[str, type[Engine]] = {
-    "single": Engine,
-    "data_parallel": DataParallelEngine,
-    "ddp": DistributedEngine,
-    "fsdp": ShardedEngine,
-    "split": SplitEngine,
-    "tensor": TensorEngine,
-    "pipeline": PipelineEngine,
+_ENGINES = {  # imported where they are used: some take a second
+    "single": "engine:Engine",
+    "data_parallel": "data_parallel:DataParallelEngine",
+    "ddp": "ddp:DistributedEngine",
+    "fsdp": "fsdp:ShardedEngine",
+    "split": "split:SplitEngine",
+    "tensor": "tensor:TensorEngine",
+    "pipeline": "pipeline:PipelineEngine",
 }
+
+
+def engine_of(mode: Mode) -> type[Engine]:
+    found: type[Engine] = imported(f"{__name__}.{_ENGINES[mode.name]}")  # type: ignore[assignment]  # a class
+    return found
 
 
 def build_engine(
@@ -38,4 +38,4 @@ def build_engine(
 ) -> Engine:
     """The engine of a mode, with `model` put where it is computed."""
     strict = config.run.determinism == "strict"
-    return ENGINES[mode.name](model, task, lanes, accelerator, config.parallel, blank, strict=strict)
+    return engine_of(mode)(model, task, lanes, accelerator, config.parallel, blank, strict=strict)
