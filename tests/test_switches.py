@@ -35,7 +35,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
     return weights(tmp_path_factory.mktemp("plain"))
 
 
-@pytest.mark.parametrize(("processes", "environment"), [(1, {}), (2, {}), pytest.param(2, FSDP, marks=pytest.mark.slow)], ids=["single", "ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("processes", "environment"), [(1, {}), (2, {}), pytest.param(2, FSDP, marks=pytest.mark.slow)], ids=["single", "ddp", "fsdp"]
+)
 def test_recomputed_activations_leave_every_bit(tmp_path: Path, plain: str, processes: int, environment: dict[str, str]) -> None:
     """Of all modules: dropout must draw the same again, and BatchNorm's statistics must not move twice."""
     recomputed = weights(tmp_path, "speed.recompute=['*']", processes=processes, environment=environment)
