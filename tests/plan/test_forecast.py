@@ -119,6 +119,13 @@ def test_lanes_are_halved_until_a_step_runs() -> None:
     assert [text.split(" steps of ")[1] for text in tried] == [f"{lanes} samples ..." for lanes in ("3 x 16", "6 x 8", "12 x 4")]
 
 
+def test_an_optimizer_whose_state_is_not_forecast_is_refused_with_what_to_plan_with() -> None:
+    found = plan("optimizer.name=torchao/AdamW8bit", "speed.offload=optimizer", "--quick")
+    assert found.exit_code == 2, found.output
+    assert "plan with AdamW, whose state takes 8 bytes a weight" in found.output
+    assert "speed.offload: optimizer is not forecast" in found.output
+
+
 def test_a_model_that_needs_its_values_is_told(tmp_path: Path) -> None:
     made.shards(tmp_path / "set", [4])
     result = plan(made.config(tmp_path), "steps=1", "model={name: tests.parallel.nets:Branching}", "--quick")
