@@ -21,8 +21,8 @@ from statistics import fmean, median
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import click
+import results
 import torch
-from results import record, table
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional
@@ -145,8 +145,8 @@ def main(settings: tuple[str, ...], rounds: int, steps: int) -> None:
         "the weights of each seed have the same bits both ways, in every round",
         f"time of four models' passes, as a multiple of their stack's (`torch.func.vmap`, no dropout): {spread(ratios, '.2f')}",
     ]
-    text = table(["way", "samples/s of the training", "seconds of the commands", "rate / one after the other"], rows)
-    record("Several seeds", "\n".join([*(f"- {note}" for note in notes), "", text]))
+    text = results.table(["way", "samples/s of the training", "seconds of the commands", "rate / one after the other"], rows)
+    results.record("Several seeds", "\n".join([*(f"- {note}" for note in notes), "", text]))
     print(text, *notes, sep="\n")
 
 

@@ -125,6 +125,7 @@ def test_a_mistake_in_a_model_is_told_by_its_name_and_with_debug_by_its_place(tr
     assert 'raise KeyError("a mistake in the model")' in debugged.output
 
 
+@pytest.mark.slow
 def test_the_launchers_last_words_are_the_cause(train: Runner, launch: Callable[..., Launched]) -> None:
     settings = (config(train), "steps=9", "data.shuffle=false", "model.name=tests.spies_failure:Infinite", "model.bad=21")
     launched = launch(*TORCHRUN_2, "train/main.py", *settings, f"run.output_dir={train.outputs}")

@@ -46,7 +46,8 @@ def assert_same(last: Spied, reference: Spied) -> None:
         assert last.summary[key] == reference.summary[key], key
 
 
-@pytest.mark.parametrize("streaming", ["stream", pytest.param("map", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("streaming", ["stream", "map"])
 def test_a_chain_of_kills_ends_as_the_run_that_was_never_killed(tmp_path: Path, streaming: str) -> None:
     """In the first step, within and at the ends of epochs, in one step twice; on 1, 2 and 4 processes."""
     settings = ("epochs=4", "schedule.name=cosine", "schedule.warmup=2", "checkpoint.every=1", STREAMING[streaming])

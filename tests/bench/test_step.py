@@ -70,6 +70,7 @@ def test_other_settings_take_turns_each_with_its_own_time_and_memory(launch: Lau
     assert len(wide) == 2
 
 
+@pytest.mark.slow
 def test_settings_that_cannot_be_are_told_together_with_what_asked_for_them(launch: Launch, tmp_path: Path) -> None:
     made.shards(tmp_path / "set", [13])
     options = ("--with", "speed.precison=bf16", "--with", "model.width='", "--with", "run.threads=1")

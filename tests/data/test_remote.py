@@ -123,7 +123,7 @@ def test_a_data_set_of_the_hub_opens_at_a_commit_and_each_refusal_has_its_own_wo
     assert not any(SECRET in line for line in (none, gated, revision, subset))
 
 
-@pytest.mark.parametrize("flag", ["HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"])
+@pytest.mark.parametrize("flag", ["HF_HUB_OFFLINE", pytest.param("HF_DATASETS_OFFLINE", marks=pytest.mark.slow)])
 def test_offline_a_name_of_the_hub_is_told_with_the_flag_and_local_data_opens(tmp_path, flag):
     path = str(parquet(tmp_path / "set/a.parquet", [0, 1]).parent)
     refused, *local = opened_elsewhere(
