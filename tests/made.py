@@ -19,18 +19,20 @@ CLASSES = 3
 CONFIG = """
 data: {path: set, workers: 0, image: {mean: [0], std: [1]}}
 model: {name: "tests.spies:Spy", norm: true, dropout: 0.5}
-batch: {size: 8, lanes: 4}
 optimizer: {name: SGD, lr: 0.1, momentum: 0.9}
+"""
+QUIET = """
+batch: {size: 8, lanes: 4}
 evaluate: {every: 0}
 checkpoint: {every: 0}
 tracking: {every: 1}
 """
 
 
-def config(folder: Path) -> str:
-    """A configuration for the set that is made in folder/set; it lacks steps or epochs."""
+def config(folder: Path, text: str = CONFIG) -> str:
+    """A configuration for the set that is made in folder/set, or another one that `text` begins; it lacks steps or epochs."""
     path = folder / "spy.yaml"
-    path.write_text(CONFIG)
+    path.write_text(text + QUIET)
     return str(path)
 
 

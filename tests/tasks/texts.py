@@ -10,23 +10,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests import made
+
 CONFIG = """
 task: language_modeling
 data: {path: text, context: 16, validation_fraction: 0.2, workers: 0}
 model: {name: gpt, depth: 2, width: 16, heads: 2, dropout: 0.1}
-batch: {size: 8, lanes: 4}
 optimizer: {name: AdamW, lr: 1e-2, clip_norm: 1.0}
-evaluate: {every: 0}
-checkpoint: {every: 0}
-tracking: {every: 1}
 """
 
 
 def config(folder: Path) -> str:
     """A configuration for the text in folder/text; it lacks steps or epochs."""
-    path = folder / "text.yaml"
-    path.write_text(CONFIG)
-    return str(path)
+    return made.config(folder, CONFIG)
 
 
 def words(characters: int) -> str:

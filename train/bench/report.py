@@ -18,6 +18,8 @@ from train.bench import tables
 from train.bench.setups import Setup
 from train.bench.turns import Turn
 from train.config import Config
+from train.drawing import axes_of
+from train.errors import UsageError
 
 NOTES = (
     "Medians over the turns, with the least and the most. Speed-up is to the first mode in the same round; efficiency is "
@@ -145,27 +147,28 @@ def write(folder: Path, results: Results) -> None:
 
 
 def plot(folder: Path, results: Results) -> None:
-    """scaling.svg: each mode's speed-up beside the ideal one."""
+    """scaling.svg, where matplotlib is there to draw it."""
     try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        print("no plot: matplotlib is missing; pip install 'lockstep[plot]' brings it", file=sys.stderr)
-        return
+        _plot(folder / "scaling.svg", results)
+    except UsageError as error:
+        print(f"no plot: {error}", file=sys.stderr)
+
+
+def _plot(path: Path, results: Results) -> None:
+    """Each mode's speed-up beside the ideal one."""
     first, names = results.setups[0], []
-    figure = Figure(figsize=(8, 1.5 + 0.7 * len(results.setups)), layout="constrained")
-    axes = figure.subplots()
-    for place, setup in enumerate(results.setups):
-        own, spread = results.figures(setup), results.speedups(setup.name)
-        errors = [[own["speedup"] - min(spread)], [max(spread) - own["speedup"]]]
-        axes.barh(place, own["speedup"], height=0.5, xerr=errors, color="C0", capsize=4)
-        axes.text(0.03, place, f"{own['speedup']:.2f}x", va="center", color="white")
-        axes.plot(setup.devices / first.devices, place, "|", color="black", markersize=32)
-        hours = "" if own["hours"] is None else f", {own['hours']:.3g} hours"
-        names.append(f"{setup.name}\n{own['samples_per_second']:,.1f} samples/s{hours}")
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.set_xlim(left=0)
-    axes.set(xlabel=f"speed-up to {first.name}; | is the ideal", title=f"{results.config.run.name}, {results.config.model.name}")
-    with rc_context({"svg.fonttype": "none"}):  # text stays text
-        figure.savefig(folder / "scaling.svg")
+    with axes_of(path, 1.5 + 0.7 * len(results.setups)) as axes:
+        for place, setup in enumerate(results.setups):
+            own, spread = results.figures(setup), results.speedups(setup.name)
+            errors = [[own["speedup"] - min(spread)], [max(spread) - own["speedup"]]]
+            axes.barh(place, own["speedup"], height=0.5, xerr=errors, color="C0", capsize=4)
+            axes.text(0.03, place, f"{own['speedup']:.2f}x", va="center", color="white")
+            axes.plot(setup.devices / first.devices, place, "|", color="black", markersize=32)
+            hours = "" if own["hours"] is None else f", {own['hours']:.3g} hours"
+            names.append(f"{setup.name}\n{own['samples_per_second']:,.1f} samples/s{hours}")
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.set_xlim(left=0)
+        axes.set(
+            xlabel=f"speed-up to {first.name}; | is the ideal", title=f"{results.config.run.name}, {results.config.model.name}"
+        )

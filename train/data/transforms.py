@@ -103,6 +103,7 @@ class Augment:
 
     def __init__(self, named: Sequence[NamedTransform], seed: int, mode: Mode) -> None:
         self.transforms = [_find(name)(**arguments) for name, arguments in map(_split, named)]
+        self.crops = bool(self.transforms) and _is_crop(self.transforms[0])
         self.seed = seed
         self.mode = mode
 
@@ -111,7 +112,7 @@ class Augment:
             return decode(data, self.mode)
         seed_sample(self.seed, epoch, sample)
         first, *others = self.transforms
-        picture = _cropped(first, data, self.mode) if _is_crop(first) else first(decode(data, self.mode))
+        picture = _cropped(first, data, self.mode) if self.crops else first(decode(data, self.mode))
         for transform in others:
             picture = transform(picture)
         return picture
@@ -126,12 +127,16 @@ def _is_crop(transform: Any) -> bool:
 
 def _cropped(crop: Any, data: bytes, mode: Mode) -> Tensor:
     """What `crop` makes of a picture, of which no more is decoded than that takes."""
+    picture: Tensor
     jpeg = opened(data)
     if jpeg is None:
-        return crop(decode(data, mode))  # type: ignore[no-any-return]
+        picture = crop(decode(data, mode))
+        return picture
     chosen = crop.make_params([torch.empty((1, jpeg.height, jpeg.width), device="meta")])
-    if not chosen.get("needs_pad"):
-        part = jpeg.part(chosen["top"], chosen["left"], chosen["height"], chosen["width"], mode)
-        if part is not None:
-            return crop.transform(part, {**chosen, "top": 0, "left": 0})  # type: ignore[no-any-return]
-    return crop.transform(decode(data, mode), chosen)  # type: ignore[no-any-return]
+    needs_whole = chosen.get("needs_pad")
+    part = None if needs_whole else jpeg.part(chosen["top"], chosen["left"], chosen["height"], chosen["width"], mode)
+    if part is None:
+        picture = crop.transform(decode(data, mode), chosen)
+    else:
+        picture = crop.transform(part, {**chosen, "top": 0, "left": 0})
+    return picture

@@ -56,7 +56,7 @@ def draw_from_own_generator(model: nn.Module) -> None:
     def drawing(*arguments: Any, **named: Any) -> Any:
         if not model.training or OWN_GENERATOR.get() is None:
             return forward(*arguments, **named)
-        with _Drawing():  # type: ignore[no-untyped-call]
+        with _Drawing():  # type: ignore[no-untyped-call]  # torch has no annotations for it
             return forward(*arguments, **named)
 
     model.forward = drawing

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from train.config import Config
+from train.drawing import axes_of
+from train.errors import UsageError
 from train.run_folder import RunFolder
 
 _LOSS = "train/loss"  # of the last step
@@ -28,7 +30,10 @@ def write(folder: RunFolder, metric: str, runs: Sequence[Config], say: Callable[
     folder.write("seeds.json", json.dumps({"seeds": results, "metrics": metrics}, indent=2) + "\n")
     Console(stderr=True, width=None if sys.stderr.isatty() else 130).print(_table(results, metrics))
     shown = metric if all(any(metric in line for line in told) for told in lines.values()) else _LOSS
-    _plot(folder.path / "seeds.svg", shown, {seed: curve(told, shown) for seed, told in lines.items()}, say)
+    try:
+        _plot(folder.path / "seeds.svg", shown, {seed: curve(told, shown) for seed, told in lines.items()})
+    except UsageError as error:
+        say(f"no plot: {error}")
 
 
 def spreads(metrics: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
@@ -75,25 +80,15 @@ def _table(results: Sequence[Mapping[str, Any]], metrics: Mapping[str, Mapping[s
     return table
 
 
-def _plot(path: Path, name: str, curves: Mapping[int, Mapping[int, float]], say: Callable[[str], None]) -> None:
+def _plot(path: Path, name: str, curves: Mapping[int, Mapping[int, float]]) -> None:
     """Each run's metric over its steps, and the mean of all with the standard deviation at the steps that all have."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        say("no plot: matplotlib is missing; pip install 'lockstep[plot]' brings it")
-        return
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for seed, values in curves.items():
-        axes.plot(list(values), list(values.values()), linewidth=0.8, alpha=0.7, label=f"seed {seed}")
     shared = sorted(set.intersection(*(set(values) for values in curves.values())))
     spread = [_spread([values[step] for values in curves.values()]) for step in shared]
-    means = [one["mean"] for one in spread]
-    axes.plot(shared, means, color="black", marker=".", label="mean")
     low, high = ([one["mean"] + sign * one["std"] for one in spread] for sign in (-1, 1))
-    axes.fill_between(shared, low, high, color="black", alpha=0.15, linewidth=0, label="standard deviation")
-    axes.set(xlabel="step", ylabel=name)
-    axes.legend()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "seeds"}):  # text stays text
-        figure.savefig(path)
+    with axes_of(path) as axes:
+        for seed, values in curves.items():
+            axes.plot(list(values), list(values.values()), linewidth=0.8, alpha=0.7, label=f"seed {seed}")
+        axes.plot(shared, [one["mean"] for one in spread], color="black", marker=".", label="mean")
+        axes.fill_between(shared, low, high, color="black", alpha=0.15, linewidth=0, label="standard deviation")
+        axes.set(xlabel="step", ylabel=name)
+        axes.legend()

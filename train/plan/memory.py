@@ -23,7 +23,7 @@ class Memory(TorchDispatchMode):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no annotations for it
         self.device = device.type
         self.now: Counter[Kind] = Counter()
         self.peak: Counter[Kind] = Counter()
