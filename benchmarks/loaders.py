@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from PIL import Image
@@ -43,6 +42,10 @@ def pictures_of(folder: Path) -> list[Path]:
 
 
 def write_shards(folder: Path, scratch: Path) -> Files:
+    """Parquet as `datasets` writes it, which is what the Hub has, and tar archives as WebDataset reads them."""
+    import datasets
+
+    datasets.disable_progress_bars()
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
     pictures = pictures_of(folder)
     random.Random(0).shuffle(pictures)
@@ -51,10 +54,11 @@ def write_shards(folder: Path, scratch: Path) -> Files:
     files.tar.mkdir()
     for shard in range(SHARDS):
         rows = [(path.read_bytes(), classes.index(path.parent.name)) for path in pictures[shard::SHARDS]]
-        kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-        image = pa.array([{"bytes": data, "path": None} for data, _ in rows], kind)
         name = f"train-{shard:05}-of-{SHARDS:05}"
-        pq.write_table(pa.table({"image": image, "label": [label for _, label in rows]}), files.parquet / f"{name}.parquet")
+        images, labels = [{"bytes": data, "path": None} for data, _ in rows], [label for _, label in rows]
+        columns = {"image": datasets.Image(), "label": datasets.ClassLabel(names=classes)}
+        table = datasets.Dataset.from_dict({"image": images, "label": labels}, datasets.Features(columns))
+        table.to_parquet(files.parquet / f"{name}.parquet")
         with tarfile.open(files.tar / f"{name}.tar", "w") as archive:
             for number, (data, label) in enumerate(rows):
                 for suffix, content in (("jpg", data), ("cls", str(label).encode())):

@@ -75,10 +75,16 @@ def parquet(files: Sequence[str], features: Mapping[str, Any]) -> Reader:
         own.update({name: feature for name, feature in features.items() if name in own})
         return list(itertools.accumulate(footer.row_group(i).num_rows for i in range(footer.num_row_groups))), own
 
+    def unnamed(feature: Any) -> Any:
+        """`datasets` copies the names of classes ten times before it reads a row."""
+        return datasets.Value(feature.dtype) if kind(feature) == CLASS else feature
+
     looks = _each(files, look)
 
     def batches(shard: int, start: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        rows = _rows(datasets.IterableDataset.from_parquet, files[shard], columns=list(columns), batch_size=ROWS)
+        read = {name: unnamed(looks[shard][1][name]) for name in columns}
+        options = {"columns": list(columns), "features": datasets.Features(read), "batch_size": ROWS}
+        rows = _rows(datasets.IterableDataset.from_parquet, files[shard], **options)
         ends = looks[shard][0]
         first = bisect_right(ends, start)  # the row group that holds the start
         if 0 < first < len(ends):
@@ -186,7 +192,7 @@ def streamed(builder: Any, split: str, files: Sequence[str]) -> Reader:
     named = tuple(files) if len(files) == shards else tuple(f"{builder.base_path} {split} {i}" for i in range(shards))
 
     def batches(shard: int, start: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        return _tables(stream.shard(shards, shard).select_columns(list(columns)), start)
+        return _tables(stream.shard(shards, shard).select_columns(list(columns)).with_format("arrow"), start)
 
     kinds = {name: kind(feature) for name, feature in features.items()}
     return Reader(named, [None] * shards, [kinds] * shards, batches, class_names(features))
@@ -216,11 +222,12 @@ def _rows(read: Callable[..., Any], file: str, **options: Any) -> Any:
     found = DataFilesDict({"train": DataFilesList([file], [])})
     # A stream has no cache, but `datasets` locks the one it would have, and hashes all options for its name.
     with TemporaryDirectory() as cache:
-        return read(found, split="train", cache_dir=cache, config_id="stream", **options)
+        return read(found, split="train", cache_dir=cache, config_id="stream", **options).with_format("arrow")
 
 
 def _tables(rows: Any, start: int = 0) -> Iterator[pa.Table]:
-    return cast("Iterator[pa.Table]", rows.skip(start).with_format("arrow").iter(ROWS))
+    """The rows of an `IterableDataset` in Arrow format from row `start` on."""
+    return cast("Iterator[pa.Table]", (rows.skip(start) if start else rows).iter(ROWS))
 
 
 def _open_text(file: str) -> io.TextIOWrapper:

@@ -26,7 +26,7 @@ def record_table(image: pa.ChunkedArray, label: pa.ChunkedArray, file: str, name
 
 def images(column: pa.ChunkedArray, file: str) -> pa.Array:
     """Bytes, text that is a path seen from the file's folder, or a struct of both."""
-    array = column.combine_chunks()
+    array = _whole(column)
     if pa.types.is_struct(array.type):
         fields = [field.name for field in array.type]
         values = {name: array.field(name) for name in ("bytes", "path") if name in fields}
@@ -40,16 +40,23 @@ def images(column: pa.ChunkedArray, file: str) -> pa.Array:
 
 
 def label_texts(column: pa.ChunkedArray, names: tuple[str, ...] = ()) -> pa.Array:
-    array = column.combine_chunks()
+    array = _whole(column)
     if names and pa.types.is_integer(array.type):
         inside = pc.and_(pc.greater_equal(array, 0), pc.less(array, len(names)))
         named = pa.array(names, pa.string()).take(pc.if_else(inside, array, None))
+        if not pc.any(pc.invert(inside)).as_py():
+            return named
         # A number that is no class must not be taken for one that is called so.
         other = pa.array([None if value in names else value for value in array.cast(pa.string()).to_pylist()], pa.string())
-        return pc.if_else(inside, named, other) if pc.any(pc.invert(inside)).as_py() else named
+        return pc.if_else(inside, named, other)
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.int8())
     return array.cast(pa.string())
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """`combine_chunks` would copy a single piece too."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _resolved(data: pa.Array, path: pa.Array, folder: str) -> tuple[pa.Array, pa.Array]:
