@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from pathlib import Path
 from typing import Any
@@ -63,3 +64,14 @@ def test_workers_that_stay_give_an_evaluation_again(tmp_path: Path) -> None:
     first, *others = ([batch.keys for batch in loader] for _ in range(4))
     assert sum(map(len, first)) == sum(SHARDS) - 1
     assert others == [first] * 3
+
+
+def frozen(row: dict[str, Any], epoch: int, key: int) -> dict[str, Tensor]:
+    return {"frozen": torch.tensor(gc.get_freeze_count())}
+
+
+def test_a_worker_does_not_search_what_it_has_of_the_trainer_for_garbage(tmp_path: Path) -> None:
+    source = open_pictures(Data(path=str(made.shards(tmp_path / "set", SHARDS)), classes=3))[0].train
+    loader = load(source, frozen, lambda: evaluation_plan(source, 3, 0, 1), workers=1, prefetch=1, pin_memory=False)
+    before = len(gc.get_objects())
+    assert next(iter(loader)).fields["frozen"].min() >= before
