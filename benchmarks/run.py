@@ -3,8 +3,8 @@
     python benchmarks/run.py FOLDER [--rounds 5] [--epochs 1] [--workers 2] [--only NAME ...] [--keep FILE]
 
 FOLDER holds MNIST as the Hub has it. Each contestant is the command that a person types, `accelerate launch` where its
-documentation says so, with the number of CPU threads that it takes by itself and the same number of data workers. On a CPU ours
-runs on two processes too, as the README has it for a machine with more than one core: the same bits as one. Peers
+documentation says so, with the number of CPU threads that it takes by itself and the same number of data workers. Ours has a lane
+for each process, since peers compute a batch in one piece, and runs on two processes of a CPU too, as the README has it. Peers
 (benchmarks/peers.py) open the data with `datasets`, whose cache is filled before, and decode with Pillow and torchvision; ours
 streams the files and has the final checkpoint, the receipt and the evaluation of the shipped recipe. They take turns in
 shuffled order; the table has the medians, and the medians of the ratios in each round. The peers are in the group `peers` of
@@ -68,8 +68,9 @@ class Contestant(NamedTuple):
 
 def ours(options: list[str], processes: int, settings: list[str], case: Case, scratch: Path) -> list[str]:
     workers = case.workers // processes
-    about = [f"data.path={case.folder}", f"data.workers={workers}", f"epochs={case.epochs}", f"run.output_dir={scratch}"]
-    return [*LAUNCH, *options, str(ROOT / "train" / "main.py"), str(ROOT / "configs" / "mnist.yaml"), *about, *settings]
+    about = [f"data.path={case.folder}", f"data.workers={workers}", f"epochs={case.epochs}", f"batch.lanes={processes}"]
+    script, config = ROOT / "train" / "main.py", ROOT / "configs" / "mnist.yaml"
+    return [*LAUNCH, *options, str(script), str(config), *about, f"run.output_dir={scratch}", *settings]
 
 
 def our_outcome(said: str, told: str) -> tuple[float, int]:
