@@ -7,17 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from train.config import Config, differences
+from train.config import MOVABLE, Config, differences
 from train.errors import RunError, UsageError
 from train.parallel.processes import Processes
 
-_OWN = (
-    "run.output_dir",
-    "data.path",
-    "data.validation_path",
-    "data.workers",
-    "data.prefetch",
-)  # may differ from machine to machine
+# May differ from machine to machine.
+_OWN = ("run.output_dir", *MOVABLE, "data.validation_path", "data.workers", "data.prefetch")
 
 
 def same_settings(config: Config, processes: Processes) -> None:

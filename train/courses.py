@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
@@ -48,6 +49,7 @@ def conduct(
             except StopIteration as end:
                 ends[name] = end.value
             except LockstepError as error:
+                _forget_what_was_computed(error)
                 ends[name] = error
 
     for name, course in courses.items():
@@ -66,6 +68,13 @@ def done(work: Work) -> Future[Any]:
     except BaseException as error:
         future.set_exception(error)
     return future
+
+
+def _forget_what_was_computed(error: BaseException | None) -> None:
+    """Else an error that is kept would keep the memory of its step from the others, by the frames that it went through."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__
 
 
 def _answer(course: Course[T], future: Future[Any]) -> Callable[[], Work]:

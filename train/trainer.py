@@ -89,7 +89,7 @@ class Trainer:
             self.journal.end_step()
 
     def begin(self, journal: Journal) -> None:
-        """Start the workers; evaluation's before training's threads."""
+        """Start the workers."""
         self.journal = journal
         self.validation = validation_batches(self.job)
         self.batches = training_batches(self.job, self.position)

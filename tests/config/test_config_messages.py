@@ -72,6 +72,13 @@ def test_all_problems_are_told_at_once(refused: Refuse) -> None:
     assert told == ["batch.sise", "evaluate.every", "optimizer.lr", "optimizer.lr", "run.seed", "speed"]
 
 
+def test_an_empty_path_is_told_what_it_must_be(refused: Refuse) -> None:
+    assert refused("", "data.tokenizer=", "run.output_dir=null") == [
+        "command line: run.output_dir: must be a path, not empty",
+        "command line: data.tokenizer: must be bytes or a path, not empty",
+    ]
+
+
 def takes_momentum(values: Mapping[str, Any]) -> list[Problem]:
     return [
         unknown_argument("optimizer", key, ["momentum"]) for key in values if key not in ("name", "lr", "clip_norm", "momentum")

@@ -57,9 +57,7 @@ def test_batches_are_the_same_with_workers_and_stay_as_they_are(tmp_path: Path, 
 
 def test_workers_that_stay_give_an_evaluation_again(tmp_path: Path) -> None:
     source = open_pictures(Data(path=str(made.shards(tmp_path / "set", SHARDS)), classes=3))[0].train
-    loader = load(
-        source, fields, lambda: evaluation_plan(source, 3, 0, 1), workers=2, prefetch=1, pin_memory=False, persistent=True
-    )
+    loader = load(source, fields, lambda: evaluation_plan(source, 3, 0, 1), workers=2, prefetch=1, pin_memory=False)
     loader.start_workers()
     first, *others = ([batch.keys for batch in loader] for _ in range(4))
     assert sum(map(len, first)) == sum(SHARDS) - 1

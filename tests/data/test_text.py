@@ -179,6 +179,25 @@ def test_a_tokenizer_that_cannot_be_had_is_told_with_the_mend(tmp_path, monkeypa
         opened(text, tokenizer=tmp_path / "gone.json")
 
 
+def test_a_tokenizer_that_has_no_token_for_a_text_is_told(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    for name, model, kind, words in (
+        ("words", tokenizers.models.WordLevel({"known": 0}), RunError, "words.json cannot make tokens of the text"),
+        ("untrained", tokenizers.models.BPE(), UsageError, "untrained.json has no tokens"),
+    ):
+        tokenizers.Tokenizer(model).save(str(tmp_path / f"{name}.json"))
+        with pytest.raises(kind, match=f"data.tokenizer: .*{words}"):
+            opened(text_file(tmp_path), tokenizer=tmp_path / f"{name}.json")
+
+
+def test_texts_without_a_token_are_refused(tmp_path):
+    with pytest.raises(RunError, match=r"there are no tokens in a.jsonl"):
+        opened(json_lines(tmp_path / "a.jsonl", [{"text": ""}]))
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbf")  # no more than a mark of the byte order
+    with pytest.raises(RunError, match=r"there are no tokens in b.txt"):
+        opened(tmp_path / "b.txt")
+
+
 def test_a_text_that_is_shorter_than_a_block_is_refused(tmp_path):
     with pytest.raises(RunError, match=r"split train has 5 tokens, which is less than a block of data.context=5 and one more"):
         opened(text_file(tmp_path, "short"), context=5)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
+import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests import left, made
 from tests.conftest import Runner
+from tests.tasks import texts
+from train import courses
+from train.errors import RunError
+from train.group import beside
 from train.group.summary import spreads
 
 SETTINGS = ("steps=9", "ema.decay=0.9", "checkpoint.every=2", "evaluate.every=3")
@@ -72,7 +80,7 @@ def test_each_seed_has_the_bits_of_its_own_run_with_norm_dropout_and_averaged_we
     loss = result["metrics"]["train/loss"]
     assert f"loss {loss['mean']:.4f}  ± {loss['std']:.4f}" in told[-1]
     [plot] = train.outputs.glob("*/seeds.svg")
-    assert all(f"seed {seed}<" in plot.read_text() for seed in SEEDS)
+    assert all(f"seed {seed}<" in plot.read_text() for seed in SEEDS) and ">validation/accuracy<" in plot.read_text()
     again = train.run(config(train), *SETTINGS, TOGETHER)
     assert again.code == 0 and again.output.count("nothing to do") == 3, again.output
     single = train.run(config(train), *SETTINGS, "run.seed=7")
@@ -110,12 +118,46 @@ def test_a_signal_saves_all_and_the_same_command_goes_on(train: Runner) -> None:
 
 
 @needs_cores
+def test_attention_is_computed_in_threads(tmp_path: Path) -> None:
+    """Its kernel is one of those that may draw random numbers, and draws none."""
+    settings = ("steps=3", "model.dropout=0")
+    one, many = (Runner(made_folder(tmp_path / name)) for name in ("alone", "together"))
+    for train in (one, many):
+        texts.file(train.folder)
+    for seed in (0, 1):
+        assert one.run(texts.config(one.folder), *settings, f"run.seed={seed}").code == 0
+    finished = many.run(texts.config(many.folder), *settings, "seeds=[0,1]")
+    assert "seeds: 0, 1, 2 at a time, in threads" in finished.output, finished.output
+    assert weights(many) == weights(one)
+
+
+def test_no_worker_is_forked_beside_threads(train: Runner) -> None:
+    """What another thread holds locked in a fork stays locked in the worker."""
+    train.environment["SPY_FORKS"] = str(train.folder / "forks")
+    settings = ("model={name: tests.group.nets:NotesForks}", "steps=3", "evaluate.every=2", "data.workers=2")
+    finished = train.run(config(train), *settings, "seeds=[0,1]")
+    assert finished.code == 0, finished.output
+    forks = (train.folder / "forks").read_text().splitlines()
+    assert len(forks) >= 4 and not [threads for threads in forks if "readahead" in threads or "seed" in threads]
+
+
+def test_a_thread_keeps_its_number_of_cpu_threads_whatever_others_set() -> None:
+    before = torch.get_num_threads()
+    with beside._pool(1, before + 1) as pool:
+        pool.submit(int).result()
+        torch.set_num_threads(before)
+        assert pool.submit(torch.get_num_threads).result() == before + 1
+
+
+@needs_cores
 @pytest.mark.parametrize(
     "setting, reason",
     [
-        ("model={name: tests.group.nets:DrawsFromNumpy}", "a step in a thread has other bits"),
+        ("model={name: tests.group.nets:DrawsFromNumpy}", "draws random numbers by a generator of the process"),
+        ("model={name: tests.group.nets:DrawsSeldom}", "draws random numbers by a generator of the process"),
         ("model={name: tests.group.nets:DrawsWithoutGenerator}", "draws random numbers by aten.rand.default"),
         ("speed.recompute=[dropout]", "speed.recompute puts back the generator"),
+        ("speed.precision=bf16", "autocast keeps the casts of weights for all threads"),
         pytest.param("run.threads=1024", "the cores that there are do not suffice", marks=pytest.mark.slow),
     ],
 )
@@ -145,13 +187,44 @@ def test_what_fails_in_one_run_is_told_with_its_seed_and_the_others_go_on(train:
     assert not list(train.outputs.glob("*/seeds.json"))
 
 
+def test_nothing_goes_on_where_all_fail(train: Runner) -> None:
+    finished = train.run(config(train), "model={name: tests.spies_failure:Infinite, bad: 5}", "steps=3", "seeds=[0,1]")
+    assert finished.code == 1
+    errors = finished.output.rpartition("error: ")[2]
+    assert all(f"seed {seed}: step " in errors for seed in (0, 1)) and "went on" not in errors
+
+
+def test_what_a_failed_step_held_is_free_for_the_others() -> None:
+    activation = weakref.ref(torch.empty(0))
+
+    def fail() -> None:
+        nonlocal activation
+        held = torch.empty(1)
+        activation = weakref.ref(held)
+        raise MemoryError
+
+    def failing() -> courses.Course[str]:
+        try:
+            yield fail
+        except MemoryError as error:
+            raise RunError("out of memory") from error
+        return "finished"
+
+    def other() -> courses.Course[str]:
+        yield int
+        return "finished" if activation() is None else "short of memory"
+
+    ends = courses.conduct({0: failing(), 1: other()}, courses.done, lambda seed: nullcontext())
+    assert str(ends[0]) == "out of memory" and ends[1] == "finished"
+
+
 @pytest.mark.parametrize(
     "settings, processes, reason",
     [
         (["seeds=[1,2,1]"], 1, "seeds: names 1 twice"),
         (["seeds=[3]"], 1, "has one seed, for which there is run.seed: 3"),
         (["seeds=[1,2]", "run.seed=4"], 1, "run.seed: seeds gives those of the runs"),
-        (["seeds=[1,-2]"], 1, "seeds"),
+        (["seeds=[1,-2]"], 1, "seeds.1: must be at least 0, not '-2'"),
         (["seeds=[1,2]"], 2, "several seeds are trained by one process on one device, and the mode is ddp"),
         (["seeds=[1,2]", "tracking.wandb=offline"], 1, "W&B follows one run in a process"),
         (["seeds=[1,2]", "--profile", "3..4"], 1, "give run.seed in place of seeds"),
@@ -180,3 +253,9 @@ def test_the_spread_is_the_sample_standard_deviation() -> None:
         "a": {"mean": pytest.approx(7 / 3), "std": pytest.approx((7 / 3) ** 0.5), "min": 1.0, "max": 4.0},
         "b": {"mean": 5.0, "std": 0.0, "min": 5.0, "max": 5.0},
     }
+
+
+def test_values_that_are_not_finite_have_no_deviation() -> None:
+    """A perplexity may be infinite, and under fp16 the loss of a step that is left out."""
+    infinite = spreads([{"a": 1.0}, {"a": math.inf}])["a"]
+    assert infinite == {"mean": math.inf, "std": pytest.approx(math.nan, nan_ok=True), "min": 1.0, "max": math.inf}

@@ -48,5 +48,5 @@ def test_what_is_added_to_the_residual_stream_starts_smaller() -> None:
         "blocks.3.attention.joined.weight": 0.02 / 4,  # the square root of two of each of 8 blocks
         "blocks.3.narrowed.weight": 0.02 / 4,
     }.items():
-        assert float(weights[name].std()) == pytest.approx(expected, rel=0.05), name
+        assert weights[name].std().item() == pytest.approx(expected, rel=0.05), name
     assert made.head.weight is made.tokens.weight

@@ -21,6 +21,7 @@ import pytest
 
 from tests import left, made
 from tests.conftest import HANG_SECONDS, ROOT, Finished, Launched, Runner, Running, free_port
+from tests.tasks import texts
 from tests.test_stopping import until
 
 BIN = Path(sys.executable).parent
@@ -242,6 +243,22 @@ def test_a_setting_that_only_one_machine_was_given_is_refused(pair: Pair) -> Non
     assert "process 1 was started with other settings" in one.output
     assert "optimizer.lr: 0.2, and 0.1 on the main process" in one.output
     assert "data.workers" not in one.output  # a machine's own affair
+
+
+def test_machines_may_have_their_tokenizer_in_different_places(pair: Pair) -> None:
+    text = texts.file(pair.machines[0].folder)
+    files = [one.folder / "tokenizer.json" for one in pair.machines]
+    for file in files:
+        texts.tokenizer(file, text.read_text())
+    settings = (
+        "task=language_modeling",
+        "model.name=tests.tasks.texts:Uniform",
+        f"data.path={text}",
+        "data.context=4",
+        "steps=1",
+    )
+    ended = pair.run(*settings, f"data.tokenizer={files[0]}", second=(f"data.tokenizer={files[1]}",))
+    assert [one.code for one in ended] == [0, 0], ended[0].output
 
 
 def test_a_mistake_on_one_machine_ends_the_other_in_seconds(pair: Pair) -> None:

@@ -84,6 +84,8 @@ def test_projections_that_are_cut_over_processes_give_the_same_losses(tmp_path: 
         (("model={name: digits_cnn}",), ["digits_cnn is built with channels, classes, of which this task knows nothing"]),
         (("model={name: torchvision/resnet18}",), ["torchvision/resnet18 is built with num_classes, of which"]),
         (("model.heads=3",), ["width 16 cannot be shared by 3 heads"]),
+        (("model.heads=0",), ["depth 2, width 16 and heads 0 must be 1 or more"]),
+        (("model.depth=-1",), ["depth -1, width 16 and heads 2 must be 1 or more"]),
         (("model={name: 'tests.tasks.texts:Short'}",), ["gives (1, 256) for a sample; wanted are (1, 16, 256)"]),
         (("parallel.pipeline={stages: 2, split_at: [blocks.1]}",), ["2 stages need 2 processes"]),
         (("data.validation_split=test",), ["give one of validation_fraction, validation_split and validation_path"]),

@@ -9,6 +9,7 @@ from train.config.effects import Effect
 from train.config.loading import Check, load, unknown_argument
 from train.config.messages import Problem
 from train.config.schema import (
+    MOVABLE,
     Batch,
     Checkpoint,
     Config,
@@ -32,6 +33,7 @@ from train.config.schema import (
 from train.config.values import Every
 
 __all__ = [
+    "MOVABLE",
     "Batch",
     "Check",
     "Checkpoint",

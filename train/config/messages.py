@@ -105,6 +105,8 @@ def _allowed(detail: ErrorDetails) -> str:
             return f"at most {limits['max_length']} characters"
         case "string_pattern_mismatch":
             return f"text that matches {limits['pattern']}"
+        case "path_type":
+            return "a path"
         case "tuple_type":
             return "a list in brackets"
         case "model_type":

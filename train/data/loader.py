@@ -240,8 +240,8 @@ class Loader(DataLoader[Batch]):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def start_workers(self) -> None:
-        """Start those that stay from one iteration to the next, and read nothing yet."""
-        if self.persistent_workers:
+        """They stay from one iteration to the next, and read nothing yet."""
+        if self.num_workers:
             assert isinstance(self.sampler, _Plan)
             self.sampler.held = True
             iter(self)
@@ -260,7 +260,6 @@ def load(
     workers: int,
     prefetch: int,
     pin_memory: bool,
-    persistent: bool = False,
 ) -> Loader:
     """The micro-batches of a plan, the same ones in the same order for any number of workers."""
     decoding = Decoding(source, decoder)
@@ -274,7 +273,7 @@ def load(
         num_workers=workers,
         multiprocessing_context="fork" if workers else None,  # starts in milliseconds and shares the source's memory
         prefetch_factor=prefetch if workers else None,
-        persistent_workers=persistent and workers > 0,
+        persistent_workers=workers > 0,
         pin_memory=pin_memory,
         worker_init_fn=_settle,
         generator=torch.Generator(),  # DataLoader draws from it; the lanes' generators stay out of it

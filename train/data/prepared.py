@@ -13,6 +13,7 @@ import datasets
 import pyarrow as pa
 
 from train.data.download import CACHE_REFUSED
+from train.data.labels import listed
 from train.data.locate import chain
 from train.errors import LockstepError, RunError
 
@@ -89,6 +90,8 @@ def prepare(content: Table, say: Callable[[str], None]) -> Any:
         if not Path(builder.cache_dir).exists():
             say(f"writing the {content.name} of {content.files.shards} files to the cache {builder.cache_dir}")
         builder.download_and_prepare()
+        if not builder.info.splits["train"].num_examples:  # which `datasets` cannot open
+            raise RunError(f"there are no {content.name} in {listed(content.files.files)}")
     except Exception as error:
         causes = chain(error)
         for cause in causes:

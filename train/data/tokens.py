@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from train.errors import UsageError
+from train.errors import RunError, UsageError
 
 # What ends a document, as tokenizers call it.
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "</s>", "<eos>", "[SEP]")
@@ -61,11 +61,17 @@ class TokenizerFile:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.name = path.name
-        self.vocabulary = max(self.tokenizer.get_vocab().values()) + 1
+        tokens = self.tokenizer.get_vocab()
+        if not tokens:
+            raise UsageError(f"data.tokenizer: {path} has no tokens: it is not trained")
+        self.vocabulary = max(tokens.values()) + 1
         self.identity = hashlib.sha256(content).hexdigest()[:16]
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.unsignedinteger]]:
-        encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        try:
+            encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # such as a word that is no token, where the file names none for such
+            raise RunError(f"data.tokenizer: {self.name} cannot make tokens of the text: {error}") from None
         return [np.array(encoding.ids, dtype(self.vocabulary)) for encoding in encodings]
 
     def separator(self, wanted: str) -> NDArray[np.unsignedinteger]:

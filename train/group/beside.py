@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
+import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,6 +30,9 @@ from train.job import Job
 from train.parallel import build_engine
 from train.parallel.engine import LanePass
 from train.seeds import OWN_GENERATOR, seed_lane
+
+# Tagged like the kernels of GPUs, and refuses a dropout.
+_DRAWS_NOTHING = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class Way(NamedTuple):
@@ -67,7 +73,8 @@ class _Drawing(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation: Any, types: Any, arguments: Sequence[Any] = (), named: Any = None) -> Any:
         named = named or {}
-        if torch.Tag.nondeterministic_seeded in operation.tags and named.get("generator") is None:
+        draws = torch.Tag.nondeterministic_seeded in operation.tags and operation is not _DRAWS_NOTHING
+        if draws and named.get("generator") is None:
             if all(argument.name != "generator" for argument in operation._schema.arguments):
                 raise RunError(f"the model draws random numbers by {operation}, which takes no generator")
             named = {**named, "generator": OWN_GENERATOR.get()}
@@ -87,6 +94,7 @@ def _streams(seeds: Sequence[int], device: torch.device) -> Way:
 
 def _pool(size: int, threads: int) -> ThreadPoolExecutor:
     def begin() -> None:
+        torch.get_num_threads()  # a thread's first operation takes the number that another set last
         torch.set_num_threads(threads)
         OWN_GENERATOR.set(torch.Generator())
 
@@ -98,12 +106,17 @@ def _reason_against_threads(job: Job, threads: int) -> str | None:
         return f"the cores that there are do not suffice for two runs of {job.threads} CPU threads"
     if job.started.compiler != "no":
         return "compiled models are for one thread"
+    if job.accelerator.mixed_precision != "no":
+        return "autocast keeps the casts of weights for all threads, and one that ends drops those of the others"
     if job.config.speed.recompute:
         return "speed.recompute puts back the generator of the process alone"
     try:
         alone = _step(job)
+        before = _drawn()
         with _pool(1, job.threads) as pool:
             in_thread = pool.submit(_step, job).result()
+        if _drawn() != before:
+            return "the model draws random numbers by a generator of the process"
     except RunError as error:
         return str(error)
     except Exception:  # which the run's own first step explains
@@ -111,7 +124,12 @@ def _reason_against_threads(job: Job, threads: int) -> str | None:
     finally:
         job.accelerator.free_memory()
     same = all(map(torch.equal, alone, in_thread))
-    return None if same else "a step in a thread has other bits, as with a model that draws random numbers beside torch"
+    return None if same else "a step in a thread has other bits"
+
+
+def _drawn() -> bytes:
+    """The states of the process's generators, which each number drawn changes."""
+    return pickle.dumps((random.getstate(), np.random.get_state(), torch.default_generator.get_state().tolist()))
 
 
 def _step(job: Job) -> list[Tensor]:

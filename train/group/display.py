@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from statistics import fmean, stdev
+from statistics import fmean
 
+from train.group.summary import deviation
 from train.progress import Progress
 
 _JOINED: dict[str, Callable[[list[float]], float]] = {
@@ -39,7 +40,7 @@ class GroupDisplay:
         found = list(self._values.values())
         joined = {name: join([values[name] for values in found]) for name, join in _JOINED.items()}
         if len(found) > 1:
-            joined["loss_spread"] = stdev(values["loss"] for values in found)
+            joined["loss_spread"] = deviation([values["loss"] for values in found])
         self._values.clear()
         self._progress.update(min(self._steps.values()), joined)
 

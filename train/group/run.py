@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from train import courses
+from train import courses, tasks
 from train.config import Config
 from train.errors import LockstepError, RunError, UsageError
 from train.group import beside, summary
@@ -43,7 +43,8 @@ def run_group(
             _say(line)
         if not _train(left, stop, way, stop_at):
             return "stopped"
-    summary.write(folder, f"validation/{config.evaluate.metric}", [run.config for run in runs.values()], _say)
+    metric, _ = tasks.judge(config)
+    summary.write(folder, f"validation/{metric}", [run.config for run in runs.values()], _say)
     print(config.folder)
     return "finished"
 
@@ -89,12 +90,13 @@ def _train(runs: Mapping[int, Run], stop: StopRequest, way: beside.Way, stop_at:
         with way.surroundings(seed):
             run.start(stop, stop_at=stop_at, display=partial(display.of, seed))
             beside.draw_from_own_generator(run.trainer.plain)
-    for run in runs.values():  # after the models, so that no worker is forked from beside threads that compute
+    for run in runs.values():  # after the models and before the courses, so that no worker is forked beside threads
         run.trainer.begin(run.journal)
     started = {seed: _course(run, partial(display.end, seed)) for seed, run in runs.items()}
     ends = courses.conduct(started, way.submit, way.surroundings)
     if failed := [f"seed {seed}: {end}" for seed, end in ends.items() if isinstance(end, LockstepError)]:
-        raise RunError("\n".join([*failed, "The other seeds went on. The same command goes on with what is left."]))
+        others = ["The other seeds went on."] if len(failed) < len(ends) else []
+        raise RunError("\n".join([*failed, *others, "The same command goes on with what is left."]))
     return "stopped" not in ends.values()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,13 +38,18 @@ def write(folder: RunFolder, metric: str, runs: Sequence[Config], say: Callable[
 
 
 def spreads(metrics: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Of each metric that all runs have: mean, sample standard deviation (n - 1), least and most."""
+    """Of each metric that all runs have: mean, deviation, least and most."""
     shared = [name for name in metrics[0] if all(name in one for one in metrics)]
     return {name: _spread([one[name] for one in metrics]) for name in shared}
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"mean": fmean(values), "std": stdev(values), "min": min(values), "max": max(values)}
+    return {"mean": fmean(values), "std": deviation(values), "min": min(values), "max": max(values)}
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The sample standard deviation (n - 1); NaN where a value is not finite, which `statistics` fails at."""
+    return stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def curve(lines: Sequence[Mapping[str, Any]], name: str) -> dict[int, float]:

@@ -88,6 +88,8 @@ def model(
 ) -> nn.Module:
     """The defaults are GPT-2's smallest, 124,439,808 parameters with its 50,257 tokens and a context of 1,024. `tied`: the head's
     weights are those of the tokens, which a pipeline cannot have."""
+    if min(depth, width, heads) < 1:
+        raise ValueError(f"depth {depth}, width {width} and heads {heads} must be 1 or more")
     if width % heads:
         raise ValueError(f"width {width} cannot be shared by {heads} heads")
     return GPT(vocabulary, context, depth, width, heads, dropout, tied=tied)
