@@ -92,6 +92,20 @@ def test_the_table_has_a_column_a_mode_and_says_why_one_cannot_be() -> None:
     assert "take: single: accelerate launch train/main.py" in result.stdout
 
 
+def test_a_pipeline_is_planned_by_its_fullest_stage() -> None:
+    """The second one has more weights here, and one lane's activations under 1F1B, but those of all lanes under gpipe."""
+    words = ("--memory", "1", "--devices", "2", "batch.lanes=8")
+    cut = "parallel.pipeline={{stages: 2, split_at: [{}], schedule: {}}}"
+    one_by_one, all_at_once = (modes(facts(*words, cut.format("4", order))) for order in ("1f1b", "gpipe"))
+    alone, first, second = one_by_one["single"], one_by_one["pipeline:2"], all_at_once["pipeline:2"]
+    assert first["fits"] and first["fullest_stage"] in (1, 2) and alone["fullest_stage"] is None
+    assert first["needs"]["weights"] < alone["needs"]["weights"]
+    assert first["peak"] < second["peak"]
+    assert first["fewest_lanes"] == 2  # fewer would leave a stage without one
+    [wrong] = [mode for name, mode in modes(facts(*words, cut.format("blocks", "1f1b"))).items() if name == "pipeline:2"]
+    assert "parallel.pipeline.split_at: the model has no module blocks" in wrong["problem"]
+
+
 def test_a_configuration_that_is_wrong_is_told_as_a_run_tells_it() -> None:
     result = plan("configs/digits.yaml", "model.depth=3")
     assert result.exit_code == 2

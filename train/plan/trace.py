@@ -48,6 +48,8 @@ class Trace:
     lanes: int  # that were traced: one, or two, of which the second finds the first one's gradients
     passes: Counter[Kind]
     update: Counter[Kind]
+    activations: int  # at most in the passes, whatever else there is at that moment
+    held: int  # of them, what a lane keeps between its forward and its backward pass beside its samples
     gradient: int  # one copy of the gradients
     inputs: int  # one lane's samples, which are on the device from the step's start on
     largest_unit: int  # weights of the largest part that FSDP gathers at one time
@@ -82,8 +84,10 @@ def trace(build: Build, task: Task, blank: Batch, accelerator: Accelerator, conf
             batches = [Batch({name: torch.empty_like(value) for name, value in blank.fields.items()}, []) for _ in traced.local]
             passes = [LanePass(lane, batch.to(accelerator.device), 1) for lane, batch in zip(traced.local, batches, strict=True)]
             memory.restart()
-            engine.forward_backward(passes, len(passes), lambda lane: None)
-            of_passes = memory.peak
+            between: list[int] = [memory.now["activations"]]
+            with _told_of_losses(task, lambda: between.append(memory.now["activations"])):
+                engine.forward_backward(passes, len(passes), lambda lane: None)
+            of_passes, activations = memory.peak, memory.most_activations
             memory.mark(engine.gradients(), "gradients")
             memory.restart()
             learner.clip()
@@ -94,11 +98,27 @@ def trace(build: Build, task: Task, blank: Batch, accelerator: Accelerator, conf
             lanes=traced.count,
             passes=of_passes,
             update=memory.peak,
+            activations=activations,
+            held=between[1] - between[0],
             gradient=size(engine.parameters),
             inputs=size(blank.fields.values()),
             largest_unit=max(gathered, default=0),
             outside_units=size(model.parameters()) - sum(gathered),
         )
+
+
+@contextmanager
+def _told_of_losses(task: Task, tell: Callable[[], None]) -> Iterator[None]:
+    """Tell each time that a lane's forward pass is at its end."""
+
+    def loss(output: Any, batch: Batch) -> Tensor:
+        made = of_task(output, batch)
+        tell()
+        return made
+
+    of_task = task.loss
+    with patch.object(task, "loss", loss):
+        yield
 
 
 @contextmanager
