@@ -133,11 +133,19 @@ def test_lanes_are_halved_until_a_step_runs() -> None:
     assert [text.split(" steps of ")[1] for text in tried] == [f"{lanes} samples ..." for lanes in ("3 x 16", "6 x 8", "12 x 4")]
 
 
-def test_an_optimizer_whose_state_is_not_forecast_is_refused_with_what_to_plan_with() -> None:
-    found = plan("optimizer.name=torchao/AdamW8bit", "speed.offload=optimizer", "--quick")
+def test_what_is_not_forecast_is_refused_with_what_to_plan_with() -> None:
+    found = plan("speed.offload=optimizer", "--quick")
     assert found.exit_code == 2, found.output
-    assert "plan with AdamW, whose state takes 8 bytes a weight" in found.output
     assert "speed.offload: optimizer is not forecast" in found.output
+
+
+def test_eight_bits_are_planned_with_a_quarter_of_the_state() -> None:
+    """Of the larger weights: the smaller ones, and those that are no whole number of blocks, keep four bytes a value."""
+    pytest.importorskip("torchao")
+    [whole], [few] = (
+        facts("--memory", "1", f"optimizer={{name: {name}, lr: 1e-3}}")["modes"] for name in ("AdamW", "torchao/AdamW8bit")
+    )
+    assert 0.25 < few["needs"]["optimizer state"] / whole["needs"]["optimizer state"] < 0.4
 
 
 def test_a_model_that_needs_its_values_is_told(tmp_path: Path) -> None:

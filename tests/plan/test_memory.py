@@ -7,10 +7,14 @@ import pytest
 from tests.plan.measured import Case, accelerator, config, measured, measured_by_two
 from tests.plan.nets import NextToken, Pictures, pictures, resnet, sentences, small, wide
 from train.config import Config
+from train.learner import Learner
 from train.parallel.lanes import Lanes
+from train.parallel.launch import Launch
+from train.parallel.mode import Mode
 from train.plan.modes import Line, needs
 from train.plan.stages import stage_lines
 from train.plan.trace import trace
+from train.weights import parts
 
 WITHIN = 0.1
 RESNET: Case = (resnet, Pictures(), pictures)
@@ -42,6 +46,23 @@ def test_each_doubling_of_the_lanes_keeps_one_more_sum_of_gradients() -> None:
         chosen = config(f"run.determinism={determinism}")
         expected = forecast(WIDE_GPT, chosen, samples=2, lanes=8)
         assert expected == pytest.approx(measured(WIDE_GPT, chosen, Lanes(8), samples=2), rel=WITHIN)
+
+
+@pytest.mark.parametrize("name", ["AdamW8bit", "AdamW4bit", "AdamWFp8"])
+def test_a_quantised_state_takes_what_was_forecast(name: str) -> None:
+    """The state to the byte, and the whole of a step."""
+    pytest.importorskip("torchao")
+    chosen = config(f"optimizer={{name: torchao/{name}, lr: 1e-3}}")
+    build, task, make = WIDE_GPT
+    runs = accelerator()
+    learner = Learner(chosen, Mode("single", "cpu", ()), Launch(), build(), task, Lanes(1), runs, make(2))
+    learner.engine.gradients()
+    learner.optimizer.step()
+    kept = [value for state in learner.optimizer.state.values() for value in state.values()]
+    real = sum(part.untyped_storage().nbytes() for tensor in kept for part in parts(tensor))
+    assert trace(build, task, make(2), accelerator(), chosen, lanes=1).update["optimizer state"] == real
+    expected = forecast(WIDE_GPT, chosen, samples=2, lanes=4)
+    assert expected == pytest.approx(measured(WIDE_GPT, chosen, Lanes(4), samples=2), rel=WITHIN)
 
 
 def test_recomputed_blocks_take_less_and_what_was_forecast() -> None:

@@ -14,7 +14,6 @@ from train.config import Config, Parallel
 from train.doctor.machine import usable_memory
 from train.errors import UsageError
 from train.job import Job, prepare, repeated
-from train.optim import is_quantised
 from train.parallel.mode import Mode, choose
 from train.parallel.processes import Processes
 from train.plan import report
@@ -73,19 +72,11 @@ def answer(question: Question, *, as_json: bool) -> None:
 
 def _refuse_what_is_not_forecast(config: Config) -> None:
     """Where optimizer state is not tensors of the device that a step without memory would make."""
-    problems = []
-    if is_quantised(config.optimizer.name):
-        problems.append(
-            f"optimizer.name: the state of {config.optimizer.name} is not forecast; plan with AdamW, whose state takes 8 bytes a "
-            "weight where 8 bits or fp8 take 2 and 4 bits take 1"
-        )
     if config.speed.offload != "off":
-        problems.append(
+        raise UsageError(
             f"speed.offload: {config.speed.offload} is not forecast; plan without it: the line `optimizer state` of the answer "
             "is what would leave the device"
         )
-    if problems:
-        raise UsageError("\n".join(problems))
 
 
 def _prepared(config: Config, precision: str) -> Job:

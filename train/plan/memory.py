@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_iter
 
 Kind = Literal["weights", "gradients", "optimizer state", "averaged weights", "activations"]
@@ -34,6 +34,8 @@ class Memory(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # such as a quantised state, which then computes with the tensors that it consists of
         result = func(*args, **(kwargs or {}))
         self.mark((value for value in tree_iter(result) if isinstance(value, Tensor)), None)
         return result

@@ -25,6 +25,7 @@ from train.config import Config, Ema
 from train.data.loader import Batch
 from train.errors import RunError, UsageError
 from train.learner import Learner
+from train.optim import is_quantised
 from train.parallel.engine import LanePass
 from train.parallel.lanes import Lanes
 from train.parallel.launch import Launch
@@ -32,6 +33,7 @@ from train.parallel.mode import Mode
 from train.parallel.units import units
 from train.plan.memory import Kind, Memory
 from train.tasks import Task
+from train.weights import parts
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -91,7 +93,8 @@ def trace(build: Build, task: Task, blank: Batch, accelerator: Accelerator, conf
             memory.mark(engine.gradients(), "gradients")
             memory.restart()
             learner.clip()
-            learner.update()
+            if accelerator.device.type == "cpu" or not is_quantised(config.optimizer.name):  # torchao's is one kernel a weight
+                learner.update()
         gathered = [size(unit.parameters()) for unit in units(model)]
         return Trace(
             micro_batch=len(next(iter(blank.fields.values()))),
@@ -128,7 +131,9 @@ def weightless(accelerator: Accelerator) -> Iterator[None]:
         with (
             FakeTensorMode(allow_non_fake_inputs=True),
             torch.device(accelerator.device),
+            torch.compiler.set_stance("force_eager"),  # torchao would compile its update
             patch.object(nn.Module, "to", lambda module, *_, **__: module),  # torch cannot move fake weights; they are there
+            patch.object(accelerator, "device_placement", False),  # it would copy torchao's learning rate, which is a fake tensor
             patch.object(accelerator, "scaler", None),  # fp16's, which asks whether the gradients are finite
         ):
             yield
@@ -149,4 +154,5 @@ def size(tensors: Any) -> int:
 
 
 def _tensors(state: Any) -> list[Tensor]:
-    return [value for kept in state.values() for value in kept.values() if isinstance(value, Tensor)]
+    """Those of an optimizer's state; of quantised ones what they consist of."""
+    return [part for kept in state.values() for value in kept.values() if isinstance(value, Tensor) for part in parts(value)]
