@@ -70,13 +70,13 @@ def allocations(profiled: profile) -> list[tuple[int, int]]:
     return [(total, change) for _, total, change in sorted(found)]
 
 
-def measured_by_two(case: Case, settings: tuple[str, ...], mode: str, *, lanes: int, samples: int) -> int:
-    """The same of a mode of two processes, of which the fuller one counts."""
+def measured_by_two(case: Case, settings: tuple[str, ...], mode: str, *, lanes: int, samples: int) -> list[int]:
+    """The same of each of two processes."""
     context = multiprocessing.get_context("spawn")
     found = context.SimpleQueue()
     arguments = (free_port(), case, settings, mode, lanes, samples, found)
     multiprocessing.spawn(_one_of_two, arguments, nprocs=2)
-    return max(found.get(), found.get())
+    return [most for _, most in sorted(found.get() for _ in range(2))]
 
 
 def _one_of_two(
@@ -87,5 +87,5 @@ def _one_of_two(
     if mode == "fsdp":
         os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}
     torch.set_num_threads(1)
-    shared = Lanes(lanes, rank, 2, interleaved=mode == "fsdp")
-    found.put(measured(case, config(*settings), shared, samples=samples, mode=mode))
+    shared = Lanes(lanes) if mode == "pipeline" else Lanes(lanes, rank, 2, interleaved=mode == "fsdp")
+    found.put((rank, measured(case, config(*settings), shared, samples=samples, mode=mode)))

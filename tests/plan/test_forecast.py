@@ -92,6 +92,20 @@ def test_the_table_has_a_column_a_mode_and_says_why_one_cannot_be() -> None:
     assert "take: single: accelerate launch train/main.py" in result.stdout
 
 
+def test_a_pipeline_is_planned_by_its_fullest_stage() -> None:
+    """The second one has more weights here, and one lane's activations under 1F1B, but those of all lanes under gpipe."""
+    words = ("--memory", "1", "--devices", "2", "batch.lanes=8")
+    cut = "parallel.pipeline={{stages: 2, split_at: [{}], schedule: {}}}"
+    one_by_one, all_at_once = (modes(facts(*words, cut.format("4", order))) for order in ("1f1b", "gpipe"))
+    alone, first, second = one_by_one["single"], one_by_one["pipeline:2"], all_at_once["pipeline:2"]
+    assert first["fits"] and first["fullest_stage"] in (1, 2) and alone["fullest_stage"] is None
+    assert first["needs"]["weights"] < alone["needs"]["weights"]
+    assert first["peak"] < second["peak"]
+    assert first["fewest_lanes"] == 2  # fewer would leave a stage without one
+    [wrong] = [mode for name, mode in modes(facts(*words, cut.format("blocks", "1f1b"))).items() if name == "pipeline:2"]
+    assert "parallel.pipeline.split_at: the model has no module blocks" in wrong["problem"]
+
+
 def test_a_configuration_that_is_wrong_is_told_as_a_run_tells_it() -> None:
     result = plan("configs/digits.yaml", "model.depth=3")
     assert result.exit_code == 2
@@ -119,11 +133,19 @@ def test_lanes_are_halved_until_a_step_runs() -> None:
     assert [text.split(" steps of ")[1] for text in tried] == [f"{lanes} samples ..." for lanes in ("3 x 16", "6 x 8", "12 x 4")]
 
 
-def test_an_optimizer_whose_state_is_not_forecast_is_refused_with_what_to_plan_with() -> None:
-    found = plan("optimizer.name=torchao/AdamW8bit", "speed.offload=optimizer", "--quick")
+def test_what_is_not_forecast_is_refused_with_what_to_plan_with() -> None:
+    found = plan("speed.offload=optimizer", "--quick")
     assert found.exit_code == 2, found.output
-    assert "plan with AdamW, whose state takes 8 bytes a weight" in found.output
     assert "speed.offload: optimizer is not forecast" in found.output
+
+
+def test_eight_bits_are_planned_with_a_quarter_of_the_state() -> None:
+    """Of the larger weights: the smaller ones, and those that are no whole number of blocks, keep four bytes a value."""
+    pytest.importorskip("torchao")
+    [whole], [few] = (
+        facts("--memory", "1", f"optimizer={{name: {name}, lr: 1e-3}}")["modes"] for name in ("AdamW", "torchao/AdamW8bit")
+    )
+    assert 0.25 < few["needs"]["optimizer state"] / whole["needs"]["optimizer state"] < 0.4
 
 
 def test_a_model_that_needs_its_values_is_told(tmp_path: Path) -> None:

@@ -36,15 +36,13 @@ class PipelineEngine(Engine):
     def prepare(self, model: nn.Module) -> None:
         from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
-        refuse_unknown(model, self.options.pipeline.split_at, "parallel.pipeline.split_at")
-        if shared := tied(model):
-            raise UsageError(f"parallel.pipeline: {', '.join(shared)} are one weight, which a pipeline does not support")
+        refuse_uncuttable(model, self.options)
         rank: int = self.accelerator.process_index
         self.first, self.last = rank == 0, rank == self.options.pipeline.stages - 1
         self.skeleton = copy.deepcopy(model).to("meta")  # what is cut: a graph has one mode and one size of batch
         inputs = self.task.inputs(self.blank.to(self.accelerator.device))
-        pipe = _cut(copy.deepcopy(self.skeleton).train(), inputs, self.options)
-        self.names = _names(pipe, model)[rank]
+        pipe = cut(copy.deepcopy(self.skeleton).train(), inputs, self.options)
+        self.names = names_of_stages(pipe, model)[rank]
         self.stage = pipe.build_stage(rank, self.accelerator.device)
         schedule = Schedule1F1B if self.options.pipeline.schedule == "1f1b" else ScheduleGPipe
         self.schedule = schedule(self.stage, self.lanes.count, loss_fn=self._loss, scale_grads=False)
@@ -60,7 +58,7 @@ class PipelineEngine(Engine):
         return self.last
 
     def place(self, model: nn.Module) -> None:
-        for name, tensors, key in _slots(model):
+        for name, tensors, key in slots(model):
             tensor = tensors[key]
             if name in self.names:
                 tensor.data = tensor.data.to(self.accelerator.device)
@@ -71,7 +69,7 @@ class PipelineEngine(Engine):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self.accelerator.prepare_model(self.stage.submod, device_placement=False, evaluation_mode=True)
-        _lend(model, self.stage.submod)
+        lend(model, self.stage.submod)
         self.stage.submod.register_forward_pre_hook(self._before_lane)
         self.stage.submod.register_forward_hook(self._after_lane)
         if self.strict:
@@ -116,7 +114,7 @@ class PipelineEngine(Engine):
     @contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[Callable[[Tensor], Any]]:
         for stage, _ in self.evaluations.values():
-            _lend(model, stage)
+            lend(model, stage)
         yield partial(self._outputs, model)
 
     def _outputs(self, model: nn.Module, inputs: Tensor) -> Any:
@@ -129,10 +127,10 @@ class PipelineEngine(Engine):
     def _evaluation(self, model: nn.Module, inputs: Tensor) -> tuple[nn.Module, ScheduleGPipe]:
         from torch.distributed.pipelining import ScheduleGPipe
 
-        pipe = _cut(copy.deepcopy(self.skeleton).eval(), inputs, self.options)
+        pipe = cut(copy.deepcopy(self.skeleton).eval(), inputs, self.options)
         stage = pipe.build_stage(self.accelerator.process_index, self.accelerator.device)
         self.accelerator.prepare_model(stage.submod, device_placement=False, evaluation_mode=True)
-        _lend(model, stage.submod)
+        lend(model, stage.submod)
         return stage.submod, ScheduleGPipe(stage, 1)
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -186,7 +184,15 @@ class PipelineEngine(Engine):
             torch.cuda.set_rng_state(state[size:])
 
 
-def _cut(model: nn.Module, inputs: Tensor, options: Parallel) -> Pipe:
+def refuse_uncuttable(model: nn.Module, options: Parallel) -> None:
+    """UsageError for what can be said before the model is cut."""
+    refuse_unknown(model, options.pipeline.split_at, "parallel.pipeline.split_at")
+    if shared := tied(model):
+        raise UsageError(f"parallel.pipeline: {', '.join(shared)} are one weight, which a pipeline does not support")
+
+
+def cut(model: nn.Module, inputs: Tensor, options: Parallel) -> Pipe:
+    """The stages of a model that is on the meta device, for inputs of these shapes. UsageError where it cannot be cut so."""
     from torch.distributed.pipelining import SplitPoint, pipeline
 
     at = dict.fromkeys(options.pipeline.split_at, SplitPoint.BEGINNING)
@@ -202,17 +208,17 @@ def _cut(model: nn.Module, inputs: Tensor, options: Parallel) -> Pipe:
     return pipe
 
 
-def _names(pipe: Pipe, model: nn.Module) -> list[set[str]]:
+def names_of_stages(pipe: Pipe, model: nn.Module) -> list[set[str]]:
     """The parameters and buffers of each stage. Those that no stage computes with are the last one's."""
-    stages = [{name for name, _, _ in _slots(pipe.get_stage_module(number))} for number in range(pipe.num_stages)]
-    everything = [name for name, _, _ in _slots(model)]
+    stages = [{name for name, _, _ in slots(pipe.get_stage_module(number))} for number in range(pipe.num_stages)]
+    everything = [name for name, _, _ in slots(model)]
     if shared := [name for name in everything if sum(name in names for names in stages) > 1]:
         raise UsageError(f"parallel.pipeline.split_at: {', '.join(shared)} would be in several stages; cut elsewhere")
     stages[-1] |= set(everything) - set().union(*stages)
     return stages
 
 
-def _slots(model: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
+def slots(model: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
     """Each parameter and buffer by its full name, with the dictionary and the key where its module keeps it."""
     return [
         (f"{prefix}.{key}" if prefix else key, tensors, key)
@@ -223,8 +229,8 @@ def _slots(model: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
     ]
 
 
-def _lend(model: nn.Module, stage: nn.Module) -> None:
+def lend(model: nn.Module, stage: nn.Module) -> None:
     """Let a stage compute with the tensors of `model`."""
-    own = {name: tensors[key] for name, tensors, key in _slots(model)}
-    for name, tensors, key in _slots(stage):
+    own = {name: tensors[key] for name, tensors, key in slots(model)}
+    for name, tensors, key in slots(stage):
         tensors[key] = own[name]

@@ -14,14 +14,14 @@ from train.config import Config, Parallel
 from train.doctor.machine import usable_memory
 from train.errors import UsageError
 from train.job import Job, prepare, repeated
-from train.optim import is_quantised
 from train.parallel.mode import Mode, choose
 from train.parallel.processes import Processes
 from train.plan import report
 from train.plan.modes import Line
 from train.plan.outlook import Device, Outlook, outlook
+from train.plan.stages import stage_lines
 from train.plan.timing import Timing, largest_that_runs
-from train.plan.trace import Build, trace, weightless
+from train.plan.trace import Build, Trace, trace, weightless
 from train.run import launch_facts, read_settings
 
 # Of a GPU's memory: CUDA's context, what the libraries work in, and what lies unused between tensors take the rest.
@@ -53,7 +53,15 @@ def answer(question: Question, *, as_json: bool) -> None:
         return model
 
     line = _line(job, build)
-    outlooks = [outlook(name, config, device, line) for name in _names(config, device)]
+
+    def lines_of(mode: str) -> list[Line]:
+        if mode != "pipeline":
+            return [line]
+        blanks = [repeated(job.blank, samples) for samples in _sizes(job)]
+        accelerator, lanes = job.accelerator, job.lanes.count
+        return stage_lines(build, job.task, blanks, accelerator, job.config, config.parallel, _say, lanes=lanes)
+
+    outlooks = [outlook(name, config, device, lines_of) for name in _names(config, device)]
     timing = None if question.quick or question.memory else _timed(job, build, outlooks[0])
     results = report.Results(job, device, line.one, outlooks, timing, question.price)
     if as_json:
@@ -64,19 +72,11 @@ def answer(question: Question, *, as_json: bool) -> None:
 
 def _refuse_what_is_not_forecast(config: Config) -> None:
     """Where optimizer state is not tensors of the device that a step without memory would make."""
-    problems = []
-    if is_quantised(config.optimizer.name):
-        problems.append(
-            f"optimizer.name: the state of {config.optimizer.name} is not forecast; plan with AdamW, whose state takes 8 bytes a "
-            "weight where 8 bits or fp8 take 2 and 4 bits take 1"
-        )
     if config.speed.offload != "off":
-        problems.append(
+        raise UsageError(
             f"speed.offload: {config.speed.offload} is not forecast; plan without it: the line `optimizer state` of the answer "
             "is what would leave the device"
         )
-    if problems:
-        raise UsageError("\n".join(problems))
 
 
 def _prepared(config: Config, precision: str) -> Job:
@@ -110,13 +110,18 @@ def _device(job: Job, question: Question) -> Device:
 
 def _line(job: Job, build: Build) -> Line:
     """Of two traces: at a lane's samples, and at half of them."""
-    traces = []
-    lanes, size = job.lanes.count, job.micro_batch
-    for samples in (size, size // 2 or 2):
+
+    def traced(samples: int) -> Trace:
         _say(f"tracing a step with lanes of {samples} samples ...")
         blank = repeated(job.blank, samples)
-        traces.append(trace(build, job.task, blank, job.accelerator, job.config, lanes=lanes))
-    return Line(*traces)
+        return trace(build, job.task, blank, job.accelerator, job.config, lanes=job.lanes.count)
+
+    one, other = map(traced, _sizes(job))
+    return Line(one, other)
+
+
+def _sizes(job: Job) -> tuple[int, int]:
+    return job.micro_batch, job.micro_batch // 2 or 2
 
 
 def _names(config: Config, device: Device) -> list[str]:

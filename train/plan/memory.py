@@ -9,14 +9,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_iter
 
 Kind = Literal["weights", "gradients", "optimizer state", "averaged weights", "activations"]
 
 
 class Memory(TorchDispatchMode):
-    """Counts each storage that an operation makes, from then until nothing holds it: `now`, and `peak` when there was most.
+    """Counts each storage that an operation makes, from then until nothing holds it: `now`, `peak` when there was most, and
+    `most_activations` of that kind alone.
 
     The same is counted by torch.distributed._tools.mem_tracker.MemTracker. It refuses a model that is called twice, as lanes
     call it, and takes three times as long for what it keeps of each module.
@@ -27,11 +28,14 @@ class Memory(TorchDispatchMode):
         self.device = device.type
         self.now: Counter[Kind] = Counter()
         self.peak: Counter[Kind] = Counter()
+        self.most_activations = 0
         self._storages: dict[int, tuple[Kind, int]] = {}
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # such as a quantised state, which then computes with the tensors that it consists of
         result = func(*args, **(kwargs or {}))
         self.mark((value for value in tree_iter(result) if isinstance(value, Tensor)), None)
         return result
@@ -53,10 +57,11 @@ class Memory(TorchDispatchMode):
             self.now[kind or "activations"] += storage.nbytes()
         if self.now.total() > self.peak.total():
             self.peak = self.now.copy()
+        self.most_activations = max(self.most_activations, self.now["activations"])
 
     def restart(self) -> None:
-        """Let the peak be that of what follows."""
-        self.peak = self.now.copy()
+        """Let the peaks be those of what follows."""
+        self.peak, self.most_activations = self.now.copy(), self.now["activations"]
 
     def _gone(self, storage: int) -> None:
         kind, size = self._storages.pop(storage)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,6 +12,7 @@ from train.bench.setups import read_modes
 from train.config import Config
 from train.errors import UsageError
 from train.parallel.lanes import sharing_problem
+from train.parallel.mode import config_problems
 from train.plan.modes import FORECAST, Line, needs
 from train.plan.timing import Timing
 
@@ -18,6 +20,7 @@ from train.plan.timing import Timing
 _LAUNCH = {
     "ddp": "accelerate launch --multi_gpu --num_processes {devices} train/main.py",
     "fsdp": "accelerate launch --config_file configs/accelerate/fsdp2.yaml --num_processes {devices} train/main.py",
+    "pipeline": "accelerate launch --multi_gpu --num_processes {devices} train/main.py",
     "single": "accelerate launch train/main.py",
     "data_parallel": "accelerate launch --config_file configs/accelerate/data_parallel_2gpu.yaml train/main.py",
 }
@@ -50,6 +53,7 @@ class Outlook:
     micro_batch: int = 0
     needs: dict[str, int] = field(default_factory=dict)
     room: int = 0  # bytes that it may use there
+    fullest_stage: int | None = None  # of a pipeline, counted from 1
     largest_micro_batch: int = 0  # samples of a lane that fit, however many samples a step has
     fewest_lanes: int | None = None  # of `lanes` halved or doubled, that make it fit; None where none does
 
@@ -70,34 +74,45 @@ class Outlook:
         return timing.rate(samples, self.devices) if timing and self.fewest_lanes else None
 
 
-def outlook(name: str, config: Config, device: Device, line: Line) -> Outlook:
-    """Of the mode that `name` stands for, as `train bench scaling --modes` takes it."""
+def outlook(name: str, config: Config, device: Device, lines_of: Callable[[str], Sequence[Line]]) -> Outlook:
+    """Of the mode that `name` stands for, as `train bench scaling --modes` takes it. `lines_of` a mode are one, or one for each
+    stage of a pipeline; UsageError says why it cannot be."""
     mode, _, number = name.partition(":")
     devices = int(number or 1)
     try:
         [setup], lanes = read_modes([name], config, 0 if device.shared else max(device.count, devices), "no")
+        if mode not in FORECAST:
+            return Outlook(name, devices, "not forecast; train bench scaling measures it")
+        lines = lines_of(mode)
     except UsageError as error:
         return Outlook(name, devices, str(error).replace(f"--modes {name}: ", ""))
-    if mode not in FORECAST:
-        return Outlook(name, devices, "not forecast; train bench scaling measures it")
     strict, room, size = config.run.determinism == "strict", device.room(devices), config.batch.size
     sharing = setup.processes if setup.mode.shares_lanes else 1
-    needed = partial(needs, mode, devices, line=line, strict=strict)
+    chosen = config.model_copy(update={"parallel": setup.parallel})
+
+    def everywhere(count: int, micro_batch: int) -> list[Counter[str]]:
+        return [needs(mode, devices, count, line, micro_batch, strict=strict) for line in lines]
+
+    def most(count: int, micro_batch: int) -> int:
+        return max(map(Counter.total, everywhere(count, micro_batch)))
 
     def fit(count: int) -> bool:
-        alone = sharing_problem(count, sharing, interleaved=mode == "fsdp") is None
-        return alone and needed(count, micro_batch=size // count).total() <= room
+        if sharing_problem(count, sharing, interleaved=mode == "fsdp") or config_problems(setup.mode, chosen, count):
+            return False
+        return most(count, size // count) <= room
+
+    needed = everywhere(lanes, size // lanes)
+    fullest = max(range(len(needed)), key=lambda place: needed[place].total())
 
     return Outlook(
         name=name,
         devices=devices,
         lanes=lanes,
         micro_batch=size // lanes,
-        needs=dict(needed(lanes, micro_batch=size // lanes)),
+        needs=dict(needed[fullest]),
         room=room,
-        largest_micro_batch=bisect_right(
-            range(1, _MOST_SAMPLES), room, key=lambda samples: needed(lanes, micro_batch=samples).total()
-        ),
+        fullest_stage=fullest + 1 if len(needed) > 1 else None,
+        largest_micro_batch=bisect_right(range(1, _MOST_SAMPLES), room, key=partial(most, lanes)),
         fewest_lanes=next((count for count in _lanes(lanes, size) if fit(count)), None),
     )
 

@@ -24,8 +24,8 @@ NOTES = (
 )
 KINDS = ("weights", "gradients", "partial sums", "optimizer state", "averaged weights", "activations", "communication")
 _ROWS = (
-    "lanes a step", *KINDS, "peak", "of usable memory", "fits", "largest lane", "fewest batch.lanes", "samples/s, at most",
-    "whole config", "cost",
+    "lanes a step", "fullest stage", *KINDS, "peak", "of usable memory", "fits", "largest lane", "fewest batch.lanes",
+    "samples/s, at most", "whole config", "cost",
 )  # fmt: skip
 
 
@@ -104,6 +104,8 @@ def _column(results: Results, one: Outlook) -> dict[str, str]:
         return {"fits": "cannot be"}
     speed = results.speed(one)
     column = {"lanes a step": f"{one.lanes} x {one.micro_batch}"}
+    if one.fullest_stage:
+        column["fullest stage"] = f"{one.fullest_stage} of {one.devices}"
     column |= {kind: _amount(one.needs[kind]) for kind in KINDS if one.needs.get(kind)}
     column |= {
         "peak": _amount(one.peak),

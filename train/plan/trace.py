@@ -25,6 +25,7 @@ from train.config import Config, Ema
 from train.data.loader import Batch
 from train.errors import RunError, UsageError
 from train.learner import Learner
+from train.optim import is_quantised
 from train.parallel.engine import LanePass
 from train.parallel.lanes import Lanes
 from train.parallel.launch import Launch
@@ -32,6 +33,7 @@ from train.parallel.mode import Mode
 from train.parallel.units import units
 from train.plan.memory import Kind, Memory
 from train.tasks import Task
+from train.weights import parts
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -48,6 +50,8 @@ class Trace:
     lanes: int  # that were traced: one, or two, of which the second finds the first one's gradients
     passes: Counter[Kind]
     update: Counter[Kind]
+    activations: int  # at most in the passes, whatever else there is at that moment
+    held: int  # of them, what a lane keeps between its forward and its backward pass beside its samples
     gradient: int  # one copy of the gradients
     inputs: int  # one lane's samples, which are on the device from the step's start on
     largest_unit: int  # weights of the largest part that FSDP gathers at one time
@@ -82,23 +86,42 @@ def trace(build: Build, task: Task, blank: Batch, accelerator: Accelerator, conf
             batches = [Batch({name: torch.empty_like(value) for name, value in blank.fields.items()}, []) for _ in traced.local]
             passes = [LanePass(lane, batch.to(accelerator.device), 1) for lane, batch in zip(traced.local, batches, strict=True)]
             memory.restart()
-            engine.forward_backward(passes, len(passes), lambda lane: None)
-            of_passes = memory.peak
+            between: list[int] = [memory.now["activations"]]
+            with _told_of_losses(task, lambda: between.append(memory.now["activations"])):
+                engine.forward_backward(passes, len(passes), lambda lane: None)
+            of_passes, activations = memory.peak, memory.most_activations
             memory.mark(engine.gradients(), "gradients")
             memory.restart()
             learner.clip()
-            learner.update()
+            if accelerator.device.type == "cpu" or not is_quantised(config.optimizer.name):  # torchao's is one kernel a weight
+                learner.update()
         gathered = [size(unit.parameters()) for unit in units(model)]
         return Trace(
             micro_batch=len(next(iter(blank.fields.values()))),
             lanes=traced.count,
             passes=of_passes,
             update=memory.peak,
+            activations=activations,
+            held=between[1] - between[0],
             gradient=size(engine.parameters),
             inputs=size(blank.fields.values()),
             largest_unit=max(gathered, default=0),
             outside_units=size(model.parameters()) - sum(gathered),
         )
+
+
+@contextmanager
+def _told_of_losses(task: Task, tell: Callable[[], None]) -> Iterator[None]:
+    """Tell each time that a lane's forward pass is at its end."""
+
+    def loss(output: Any, batch: Batch) -> Tensor:
+        made = of_task(output, batch)
+        tell()
+        return made
+
+    of_task = task.loss
+    with patch.object(task, "loss", loss):
+        yield
 
 
 @contextmanager
@@ -108,7 +131,9 @@ def weightless(accelerator: Accelerator) -> Iterator[None]:
         with (
             FakeTensorMode(allow_non_fake_inputs=True),
             torch.device(accelerator.device),
+            torch.compiler.set_stance("force_eager"),  # torchao would compile its update
             patch.object(nn.Module, "to", lambda module, *_, **__: module),  # torch cannot move fake weights; they are there
+            patch.object(accelerator, "device_placement", False),  # it would copy torchao's learning rate, which is a fake tensor
             patch.object(accelerator, "scaler", None),  # fp16's, which asks whether the gradients are finite
         ):
             yield
@@ -129,4 +154,5 @@ def size(tensors: Any) -> int:
 
 
 def _tensors(state: Any) -> list[Tensor]:
-    return [value for kept in state.values() for value in kept.values() if isinstance(value, Tensor)]
+    """Those of an optimizer's state; of quantised ones what they consist of."""
+    return [part for kept in state.values() for value in kept.values() if isinstance(value, Tensor) for part in parts(value)]
