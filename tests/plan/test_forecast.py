@@ -92,6 +92,12 @@ def test_the_table_has_a_column_a_mode_and_says_why_one_cannot_be() -> None:
     assert "take: single: accelerate launch train/main.py" in result.stdout
 
 
+def test_seeds_are_planned_as_one_run_and_that_is_said() -> None:
+    told = "seeds: all numbers are of one run; 3 at the same time take at most 3 times the memory"
+    for seeds, expected in (("[0,1,2]", True), ("[]", False)):
+        assert (told in " ".join(plan(f"seeds={seeds}", "--quick").stdout.split())) == expected
+
+
 def test_a_pipeline_is_planned_by_its_fullest_stage() -> None:
     """The second one has more weights here, and one lane's activations under 1F1B, but those of all lanes under gpipe."""
     words = ("--memory", "1", "--devices", "2", "batch.lanes=8")
