@@ -8,7 +8,8 @@ import os
 from train import config
 from train.errors import UsageError
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_LARGE = 32 * 2**20  # bytes, the most that it takes
 _WORKSPACES = (":4096:8", ":16:8")  # the two that cuBLAS documents as deterministic
 
 
@@ -28,9 +29,10 @@ def prepare_environment(run: config.Run) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """What a step frees stays for the next one: to be given it anew takes the CPU a tenth of a step, and the peak is the same."""
+    """What a step frees stays for the next one, as to be given it anew takes the CPU a tenth of a step. Large tensors go back:
+    the gaps that they leave would seldom be filled, and the peak would grow."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc has it
-        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_MMAP_THRESHOLD, _LARGE)
         mallopt(_M_TRIM_THRESHOLD, -1)
 
 

@@ -120,7 +120,8 @@ def test_a_profile_traces_its_steps_in_all_processes_and_changes_no_bit(train: R
     [folder] = train.outputs.glob("profiled-*")
     assert left.facts(folder)["weights_sha256"] == plain
     assert finished.output.count("profile of steps 4 to 5: ") == 1
-    shares = re.findall(r"^  (\w[\w ]*?) +[\d.]+ ms +([\d.]+)%$", finished.output, re.MULTILINE)
+    shown, _, _ = finished.output.partition("slowest operators")  # of which one may be called by a word alone
+    shares = re.findall(r"^  (\w[\w ]*?) +[\d.]+ ms +([\d.]+)%$", shown, re.MULTILINE)
     assert sum(float(share) for _, share in shares) == pytest.approx(100, abs=0.5)
     assert 1 <= len(re.findall(r"^  (?:aten|c10d)::\w+ x [\d.]+ ", finished.output, re.MULTILINE)) <= 8
 
