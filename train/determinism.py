@@ -29,8 +29,8 @@ def prepare_environment(run: config.Run) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """What a step frees stays for the next one, as to be given it anew takes the CPU a tenth of a step. Large tensors go back:
-    the gaps that they leave would seldom be filled, and the peak would grow."""
+    """What a step frees stays for the next one, as to be given it anew takes the CPU a tenth of a step. The price is that the
+    gaps between are not always filled: some MiB more at the peak. Large tensors go back, since theirs would be large too."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc has it
         mallopt(_M_MMAP_THRESHOLD, _LARGE)
         mallopt(_M_TRIM_THRESHOLD, -1)
