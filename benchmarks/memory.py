@@ -2,23 +2,27 @@
 
     python benchmarks/memory.py [CONFIG.yaml ...] [key=value ...] [--rounds 5] [--steps 12]
 
-Each loop is in a process of its own, that is stopped before the next begins, in shuffled order. The number is the peak during its
-steps over what the process had before the first one: of the GPU, or of the process (Linux) where there is none. The weights are
-there before; gradients, the optimizer's state, activations and batches are not.
+Each loop is in a process of its own, that is stopped before the next begins, in shuffled order. On a GPU the number is the peak
+of what PyTorch's allocator has given, over what it had given before the first step: the weights are there before; gradients, the
+optimizer's state, activations and batches are not. On a CPU the profiler tells that same number, in turns of their own
+("tensors"); beside it stands how much the whole process grows (Linux). That has the holes too which the C library's allocator
+leaves between blocks, and how many those are is chance.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import multiprocessing
 import os
 import random
 import re
 import signal
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import accumulate, chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -29,6 +33,7 @@ import results
 import torch
 from loop import BARE, OURS, StepLog, accelerated, bare, one_lane, ours, pictures
 from switches import shown
+from torch.profiler import ProfilerActivity, profile
 
 from train.bench.conditions import conditions
 from train.bench.loop import open_job
@@ -38,6 +43,7 @@ from train.run_folder import RunFolder
 from train.stopping import ask_for_signal_when_parent_dies
 
 MIB = 2**20
+Measure = Callable[[torch.device, Callable[[int], None], int], int]
 LOOPS: dict[str, Callable[[Job], Callable[[int], None]]] = {
     BARE: lambda job: bare(job, pictures(job), StepLog(sys.stderr)),
     "Accelerate loop": lambda job: accelerated(job, pictures(job), StepLog(sys.stderr)),
@@ -45,11 +51,11 @@ LOOPS: dict[str, Callable[[Job], Callable[[int], None]]] = {
 }
 
 
-def growth(name: str, config: Config, steps: int) -> int:
-    """Bytes, measured in a process that is ended with all that it has started."""
+def measured(measure: Measure, name: str, config: Config, steps: int) -> int:
+    """Bytes, in a process that is ended with all that it has started."""
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=_measure, args=(name, config, steps, sender))
+    process = fork.Process(target=_tell, args=(measure, name, config, steps, sender))
     process.start()
     sender.close()
     try:
@@ -61,28 +67,36 @@ def growth(name: str, config: Config, steps: int) -> int:
         process.join()
 
 
-def _measure(name: str, config: Config, steps: int, sender: Connection) -> None:
+def _tell(measure: Measure, name: str, config: Config, steps: int, sender: Connection) -> None:
     os.setsid()
     ask_for_signal_when_parent_dies(signal.SIGKILL)
     job = open_job(config)
-    train = LOOPS[name](job)
-    before = now(job.accelerator.device)
-    train(steps)
-    sender.send(peak(job.accelerator.device) - before)
+    sender.send(measure(job.accelerator.device, LOOPS[name](job), steps))
     signal.pause()
 
 
-def now(device: torch.device) -> int:
-    """Bytes in use; the peak begins here."""
+def tensors(device: torch.device, train: Callable[[int], None], steps: int) -> int:
+    """What PyTorch's allocator has given at one time, over what it had given before the first step."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        return torch.cuda.memory_allocated(device)
-    Path("/proc/self/clear_refs").write_text("5")
-    return status("VmRSS")
+        before = torch.cuda.memory_allocated(device)
+        train(steps)
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        train(steps)
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes: list[int] = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(accumulate(changes))
 
 
-def peak(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else status("VmHWM")
+def process(device: torch.device, train: Callable[[int], None], steps: int) -> int:
+    """The peak of the process, over what it held before the first step."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # else what the setup has freed would count as held, and be taken again for nothing
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    before = status("VmRSS")
+    train(steps)
+    return status("VmHWM") - before
 
 
 def status(field: str) -> int:
@@ -96,33 +110,33 @@ def status(field: str) -> int:
 @click.option("--rounds", default=5, show_default=True, help="Turns of each loop.")
 @click.option("--steps", default=12, show_default=True, help="Steps of a turn.")
 def main(settings: tuple[str, ...], rounds: int, steps: int) -> None:
-    found: dict[str, list[float]] = {name: [] for name in LOOPS}
+    measures = {"tensors": tensors} if torch.cuda.is_available() else {"tensors": tensors, "process": process}
+    found: dict[tuple[str, str], list[float]] = {(name, kind): [] for name in LOOPS for kind in measures}
     order = random.Random(0)
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(rounds):
-            for name in order.sample(list(LOOPS), len(LOOPS)):
-                config = one_lane(settings, Path(scratch) / f"{number}-{len(found[name])}-{name[0]}", steps + 1)
-                found[name].append(growth(name, config, steps) / MIB)
-                click.echo(f"round {number + 1}/{rounds}: {name} {found[name][-1]:.1f} MiB", err=True)
-    rows = [
-        [
-            name,
-            results.spread(own, "{:.1f}"),
-            results.spread([one / other for one, other in zip(own, found[BARE], strict=True)], "{:.3f}"),
-        ]
-        for name, own in sorted(found.items(), key=lambda item: statistics.median(item[1]))
-    ]
+            for place, (name, kind) in enumerate(order.sample(list(found), len(found))):
+                config = one_lane(settings, Path(scratch) / f"{number}-{place}", steps + 1)
+                found[name, kind].append(measured(measures[kind], name, config, steps) / MIB)
+                click.echo(f"round {number + 1}/{rounds}: {name}, {kind} {found[name, kind][-1]:.1f} MiB", err=True)
+    rows = [[name, *chain.from_iterable(cells(found[name, kind], found[BARE, kind]) for kind in measures)] for name in LOOPS]
     known = conditions(["0"] if torch.cuda.is_available() else [])
     command = shown(["python", "benchmarks/memory.py", *settings, "--rounds", str(rounds), "--steps", str(steps)])
     lines = [
         f"`{command}`, medians of the rounds: the peak during {steps} steps over what there was before the first",
-        f"{config.model.name}, one lane of {config.batch.size}; of the {'GPU' if torch.cuda.is_available() else 'process'}",
+        f"{config.model.name}, one lane of {config.batch.size}",
         known["devices"],
         known["software"],
     ]
-    text = "\n".join([*(f"- {line}" for line in lines), "", results.table(["loop", "MiB", f"times the {BARE}"], rows)])
+    header = ["loop", *chain.from_iterable((f"{kind}, MiB", "times bare") for kind in measures)]
+    text = "\n".join([*(f"- {line}" for line in lines), "", results.table(header, rows)])
     click.echo(text)
     results.record("Memory", text)
+
+
+def cells(own: list[float], others: list[float]) -> list[str]:
+    ratios = [one / other for one, other in zip(own, others, strict=True)]
+    return [results.spread(own, "{:.1f}"), results.spread(ratios, "{:.3f}")]
 
 
 if __name__ == "__main__":

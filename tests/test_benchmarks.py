@@ -72,8 +72,10 @@ def test_a_step_takes_what_its_activations_and_gradients_take(launch: Launch, tm
     model = "model={name: 'benchmarks.saving:Large', millions: 20}"
     table = measured(launch, tmp_path, "benchmarks/memory.py", model, "optimizer={name: AdamW, lr: 1e-3}", "--rounds", "1")
     assert set(table) == {"bare PyTorch loop", "Accelerate loop", "this trainer"}
-    for row in table.values():
-        assert 3 * 20e6 * 4 / 2**20 < middle(row[0]) < 6 * 20e6 * 4 / 2**20  # the gradient and two averages of it
+    parameters = 20e6 * 4 / 2**20
+    for tensors, _, process, _ in table.values():
+        assert 3 * parameters < middle(tensors) < 6 * parameters  # the gradient and two averages of it
+        assert 3 * parameters < middle(process) < 6 * parameters
 
 
 @pytest.mark.slow
