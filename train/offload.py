@@ -20,7 +20,8 @@ class HostState:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer, self.update = optimizer, optimizer.step
-        self.kept: dict[Tensor, dict[str, Tensor]] = {}  # what lies here between two steps and on the device in them
+        self.kept: dict[Tensor, dict[str, Tensor]] = {}  # what lies there between two steps and on the device in them
+        self.place = torch.device("cpu")
         optimizer.step = self.step  # type: ignore[method-assign, assignment]
 
     def step(self, closure: None = None) -> None:
@@ -35,14 +36,14 @@ class HostState:
         group["params"] = parameters
 
     def keep(self, parameter: Tensor) -> None:
-        """Bring the parameter's state from its device. What an optimizer keeps elsewhere, such as a count, stays there."""
+        """Bring the parameter's state from its device. What an optimizer keeps elsewhere, and its count, stay where they are."""
         state, kept = self.optimizer.state.get(parameter, {}), self.kept.setdefault(parameter, {})
         for name, value in state.items():
-            if isinstance(value, Tensor) and value.device == parameter.device:
-                state[name] = kept[name] = kept[name].copy_(value) if name in kept else _on_host(value)
+            if isinstance(value, Tensor) and value.dim() and value.device == parameter.device:
+                state[name] = kept[name] = kept[name].copy_(value) if name in kept else _moved(value, self.place)
 
 
-def _on_host(tensor: Tensor) -> Tensor:
+def _moved(tensor: Tensor, place: torch.device) -> Tensor:
     """A copy, in memory that a GPU reads and writes by itself where there is one."""
-    copy: Any = tensor.to("cpu", copy=True)
+    copy: Any = tensor.to(place, copy=True)
     return copy.pin_memory() if torch.cuda.is_available() and not is_traceable_wrapper_subclass(copy) else copy  # type: ignore[no-any-return]

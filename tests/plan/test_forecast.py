@@ -139,10 +139,21 @@ def test_lanes_are_halved_until_a_step_runs() -> None:
     assert [text.split(" steps of ")[1] for text in tried] == [f"{lanes} samples ..." for lanes in ("3 x 16", "6 x 8", "12 x 4")]
 
 
-def test_what_is_not_forecast_is_refused_with_what_to_plan_with() -> None:
-    found = plan("speed.offload=optimizer", "--quick")
-    assert found.exit_code == 2, found.output
-    assert "speed.offload: optimizer is not forecast" in found.output
+def test_state_in_the_host_s_memory_is_planned_there() -> None:
+    words = ("--memory", "1", "--devices", "2", "optimizer={name: AdamW, lr: 1e-3}")
+    plain, away = facts(*words), facts(*words, "speed.offload=optimizer")
+    weights = 4 * plain["parameters"]
+    assert (plain["host"], away["host"]) == (0, 2 * weights)
+    one, other = modes(plain)["single"], modes(away)["single"]
+    assert one["peak"] - other["peak"] == 2 * weights  # the passes take most here, in which none of it is on the device
+    assert "speed.offload: is not possible in mode fsdp" in modes(away)["fsdp:2"]["problem"]
+    assert "host: each process keeps 0.5 MiB of optimizer state" in plan(*words, "speed.offload=optimizer").stdout
+
+
+def test_a_switch_that_is_not_for_this_device_is_told_in_place_of_advice() -> None:
+    found = plan("speed.offload=optimizer", "--quick").stdout
+    assert "single: speed.offload: the state of an optimizer on the CPU is in the host's memory already" in found
+    assert "take: nothing, before what is said above is mended" in found
 
 
 def test_eight_bits_are_planned_with_a_quarter_of_the_state() -> None:
@@ -158,7 +169,7 @@ def test_a_model_that_needs_its_values_is_told(tmp_path: Path) -> None:
     made.shards(tmp_path / "set", [4])
     result = plan(made.config(tmp_path), "steps=1", "model={name: tests.parallel.nets:Branching}", "--quick")
     assert result.exit_code == 1
-    assert "error: model.name: the memory cannot be forecast, since the model needs its tensors' values" in result.stderr
+    assert "error: the memory cannot be forecast, since the model or its optimizer needs the values of tensors" in result.stderr
 
 
 def test_a_language_model_is_planned_from_its_configuration(shared_data: Path) -> None:

@@ -65,6 +65,18 @@ def test_a_quantised_state_takes_what_was_forecast(name: str) -> None:
     assert expected == pytest.approx(measured(WIDE_GPT, chosen, Lanes(4), samples=2), rel=WITHIN)
 
 
+@pytest.mark.parametrize("name", ["AdamW", "torchao/AdamW8bit"])
+def test_state_in_the_host_s_memory_is_none_of_the_device_s(name: str) -> None:
+    """Where the device is a CPU the two are one memory, so that a step takes their sum."""
+    pytest.importorskip("torchao")
+    chosen = config(f"optimizer={{name: {name}, lr: 1e-3}}", "speed.offload=optimizer")
+    build, task, make = WIDE_GPT
+    host = trace(build, task, make(2), accelerator(), chosen, lanes=1).host
+    assert host > forecast(WIDE_GPT, chosen, samples=2, lanes=4) / 20
+    expected = forecast(WIDE_GPT, chosen, samples=2, lanes=4) + host
+    assert expected == pytest.approx(measured(WIDE_GPT, chosen, Lanes(4), samples=2), rel=WITHIN)
+
+
 def test_recomputed_blocks_take_less_and_what_was_forecast() -> None:
     chosen = config("speed.recompute=[blocks.*]")
     expected = forecast(SMALL_GPT, chosen, samples=4, lanes=1)

@@ -12,7 +12,6 @@ import torch
 from train import determinism, models, switches
 from train.config import Config, Parallel
 from train.doctor.machine import usable_memory
-from train.errors import UsageError
 from train.job import Job, prepare, repeated
 from train.parallel.mode import Mode, choose
 from train.parallel.processes import Processes
@@ -42,7 +41,6 @@ class Question(NamedTuple):
 def answer(question: Question, *, as_json: bool) -> None:
     """Trace, time, and print what is to be expected."""
     config, _ = read_settings(question.settings)
-    _refuse_what_is_not_forecast(config)
     determinism.prepare_environment(config.run)
     job = _prepared(config, question.precision)
     device = _device(job, question)
@@ -68,15 +66,6 @@ def answer(question: Question, *, as_json: bool) -> None:
         print(json.dumps(results.facts(), indent=2))
     else:
         report.show(results)
-
-
-def _refuse_what_is_not_forecast(config: Config) -> None:
-    """Where optimizer state is not tensors of the device that a step without memory would make."""
-    if config.speed.offload != "off":
-        raise UsageError(
-            f"speed.offload: {config.speed.offload} is not forecast; plan without it: the line `optimizer state` of the answer "
-            "is what would leave the device"
-        )
 
 
 def _prepared(config: Config, precision: str) -> Job:

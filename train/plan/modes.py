@@ -56,6 +56,7 @@ class Line:
             held=between(one.held, other.held),
             gradient=one.gradient,
             inputs=between(one.inputs, other.inputs),
+            host=one.host,
             largest_unit=one.largest_unit,
             outside_units=one.outside_units,
         )

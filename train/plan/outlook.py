@@ -128,6 +128,8 @@ def _lanes(lanes: int, size: int) -> Iterator[int]:
 
 def advice(outlooks: Sequence[Outlook], size: int) -> list[str]:
     """Which mode to take, a line each, with the command."""
+    if all(one.problem for one in outlooks):
+        return ["take: nothing, before what is said above is mended"]
     possible = sorted((one for one in outlooks if one.fewest_lanes), key=lambda one: list(_LAUNCH).index(one.mode))
     fitting = [one for one in possible if one.fits]
     if not possible:

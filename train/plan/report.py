@@ -53,6 +53,8 @@ class Results:
         lines = [line for line in job.describe() if line.startswith(("model: ", "batch: ", "length: "))]
         lines.append(f"device: {device.count} x {device.name}" if not device.shared else f"device: {device.name}")
         lines[-1] += f", {memory}; traced with the kernels of {on}, precision {job.accelerator.mixed_precision}"
+        if self.trace.host:
+            lines.append(f"host: each process keeps {_amount(self.trace.host)} of optimizer state in the host's memory")
         if seeds := len(job.config.seeds):
             lines.append(f"seeds: all numbers are of one run; {seeds} at the same time take at most {seeds} times the memory")
         lines += [f"{one.name}: {line}" for one in self.outlooks if one.problem for line in one.problem.splitlines()]
@@ -68,6 +70,7 @@ class Results:
             "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
             "precision": job.accelerator.mixed_precision,
             "device": asdict(self.device),
+            "host": self.trace.host,
             "batch": job.config.batch.size,
             "steps": job.total_steps,
             "timing": asdict(self.timing) if self.timing else None,

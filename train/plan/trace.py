@@ -54,6 +54,7 @@ class Trace:
     held: int  # of them, what a lane keeps between its forward and its backward pass beside its samples
     gradient: int  # one copy of the gradients
     inputs: int  # one lane's samples, which are on the device from the step's start on
+    host: int  # optimizer state that lies in the host's memory
     largest_unit: int  # weights of the largest part that FSDP gathers at one time
     outside_units: int  # weights of no such part, which stay gathered
 
@@ -76,6 +77,8 @@ def trace(build: Build, task: Task, blank: Batch, accelerator: Accelerator, conf
         memory.mark([*model.parameters(), *model.buffers()], "weights")
         if config.ema.decay:
             memory.now["averaged weights"] = size([*model.parameters(), *model.buffers()])
+        if learner.host is not None:
+            learner.host.place = torch.device("meta")  # which is no device's memory, not a CPU's either that stands for a GPU
         for parameter in engine.parameters:
             parameter.register_post_accumulate_grad_hook(lambda one: memory.mark([one.grad], "gradients"))
         with memory:
@@ -105,6 +108,7 @@ def trace(build: Build, task: Task, blank: Batch, accelerator: Accelerator, conf
             held=between[1] - between[0],
             gradient=size(engine.parameters),
             inputs=size(blank.fields.values()),
+            host=0 if learner.host is None else size(_tensors(learner.host.kept)),
             largest_unit=max(gathered, default=0),
             outside_units=size(model.parameters()) - sum(gathered),
         )
@@ -142,8 +146,8 @@ def weightless(accelerator: Accelerator) -> Iterator[None]:
         if not isinstance(needed, _VALUES):
             raise
         raise RunError(
-            f"model.name: the memory cannot be forecast, since the model needs its tensors' values ({type(needed).__name__}: "
-            f"{needed}). `python -m train bench scaling` measures it."
+            "the memory cannot be forecast, since the model or its optimizer needs the values of tensors "
+            f"({type(needed).__name__}: {needed}). `python -m train bench scaling` measures it."
         ) from error
 
 
