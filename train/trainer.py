@@ -204,7 +204,9 @@ class Trainer:
         model = self.plain if self.average is None else self.average.module
         explained = memory.explained(self, evaluation=True)
         with explained, self.journal.pausing(), self.accelerator.autocast(), self.engine.evaluating(model) as outputs:
-            batches = (self._checked(batch, f"validation after step {self.step}") for batch in self.validation)
+            where = f"validation after step {self.step}"
+            # The list is for `evaluate` to begin the reading, which has to be waited for and may fail.
+            batches = (self._checked(batch, where) for loader in [self.validation] for batch in loader)
             try:
                 blank = self.job.blank if self.engine.together else None
                 device, reports = self.accelerator.device, self.engine.reports

@@ -182,7 +182,7 @@ def _digest(fields: dict[str, Tensor], keys: Sequence[int]) -> int:
     for name, value in sorted(fields.items()):
         as_stored = value if value.is_contiguous() else value.permute(0, 2, 3, 1)
         digest.update(name.encode())
-        digest.update(as_stored.view(-1).numpy().data)
+        digest.update(as_stored.view(-1).view(torch.uint8).numpy().data)
     return digest.intdigest() >> 1
 
 
@@ -230,22 +230,25 @@ class _Plan(Iterable[Records | Sent]):
 
 class Loader(DataLoader[Batch]):
     """Starts its workers with SIGTERM and SIGINT blocked, so that from their first moment a signal to the process group
-    cannot take them from under a trainer that is about to save."""
+    cannot take them from under a trainer that is about to save. They stay from one iteration to the next."""
 
     def __iter__(self) -> Any:  # torch does not export the type
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-        try:
-            return map(_received, super().__iter__())
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if self._iterator is None:
+            self.start_workers()
+        return map(_received, super().__iter__())
 
     def start_workers(self) -> None:
-        """They stay from one iteration to the next, and read nothing yet."""
-        if self.num_workers:
-            assert isinstance(self.sampler, _Plan)
+        """They read nothing yet: the process hears signals while it waits for data."""
+        if not self.num_workers:
+            return
+        assert isinstance(self.sampler, _Plan)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        try:
             self.sampler.held = True
-            iter(self)
+            super().__iter__()
+        finally:
             self.sampler.held = False
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _received(batch: Batch | Returned) -> Batch:

@@ -82,7 +82,9 @@ class Slots:
         return torch.frombuffer(self._view(slot, size), dtype=torch.uint8, count=size)
 
     def tensors(self, slot: int, size: int, layouts: Mapping[str, Layout]) -> dict[str, Tensor]:
-        """What lies in the room of a slot."""
+        """What lies in the room of a slot: nothing where no sample could be read."""
+        if not layouts:
+            return {}
         room = self.room(slot, size)
         return {name: room.view(at.dtype).as_strided(at.shape, at.strides, at.offset) for name, at in layouts.items()}
 
