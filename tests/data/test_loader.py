@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tests import made
+from tests.conftest import ROOT
 from train.config.schema import Data
 from train.data.loader import Batch, load
 from train.data.pictures import open_pictures
@@ -62,6 +65,32 @@ def test_workers_that_stay_give_an_evaluation_again(tmp_path: Path) -> None:
     first, *others = ([batch.keys for batch in loader] for _ in range(4))
     assert sum(map(len, first)) == sum(SHARDS) - 1
     assert others == [first] * 3
+
+
+STALLED = """
+import os, signal, sys, threading, time
+from tests.data.test_loader import fields
+from train.config.schema import Data
+from train.data.loader import load
+from train.data.pictures import open_pictures
+
+source = open_pictures(Data(path=sys.argv[1], classes=3))[0].train
+
+def stalled():
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    time.sleep(60)
+    yield
+
+loader = load(source, fields, stalled, workers=1, prefetch=2, pin_memory=False)
+loader.start_workers()
+signal.signal(signal.SIGTERM, lambda number, frame: os._exit(3))
+next(iter(loader))
+"""
+
+
+def test_a_signal_is_heard_while_the_first_records_are_read(tmp_path: Path) -> None:
+    folder = made.shards(tmp_path / "set", SHARDS)
+    assert subprocess.run([sys.executable, "-c", STALLED, str(folder)], cwd=ROOT, timeout=30).returncode == 3
 
 
 def frozen(row: dict[str, Any], epoch: int, key: int) -> dict[str, Tensor]:
