@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests import left, made
@@ -88,6 +89,20 @@ def test_a_bad_sample_ends_the_run_with_the_training_so_far_saved(train: Runner,
     assert left.steps(train) == [3]
     again = train.run(made.config(train.folder), *settings, "data.on_error=stop", processes=processes)
     assert "step 3" in again.output and again.code == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_split_that_cannot_be_read_ends_the_run_with_the_training_so_far_saved(train: Runner, workers: int) -> None:
+    made.shards(train.folder / "set", [12])
+    [split] = made.shards(train.folder / "set", [16], "validation").glob("validation*")
+    page = pq.ParquetFile(split).metadata.row_group(1).column(0).data_page_offset
+    with split.open("r+b") as file:
+        file.seek(page)
+        file.write(bytes(32))
+    settings = ("data.streaming=true", f"data.workers={workers}", "steps=3", "evaluate.every=3", "checkpoint.every=100")
+    finished = train.run(made.config(train.folder), *settings)
+    assert finished.code == 1 and "validation-00000-of-00001.parquet" in finished.output, finished.output
+    assert left.steps(train) == [3]
 
 
 def test_samples_that_are_left_out_are_no_part_of_the_mean_and_counted(train: Runner) -> None:
