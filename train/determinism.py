@@ -15,9 +15,6 @@ _WORKSPACES = (":4096:8", ":16:8")  # the two that cuBLAS documents as determini
 
 def prepare_environment(run: config.Run) -> None:
     """Set what must stand in the environment before CUDA starts or torch takes memory; called before torch is used."""
-    # Tensors of 2 MiB and more on the CPU come in huge pages where the system has them: else the system spends longer on giving
-    # 4 KiB at a time than a kernel does on filling them.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     _keep_freed_memory()
     if run.determinism == "strict":
         found = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _WORKSPACES[0])
