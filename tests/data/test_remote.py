@@ -9,13 +9,18 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from made import ids, json_lines, opened, parquet
+from made import ids, json_lines, opened, parquet, picture, png, rows_of
 
+from train.config.schema import Data
+from train.data.loader import load
+from train.data.plan import evaluation_plan
 from train.errors import RunError
+from train.tasks.image_classification import PictureDecoder
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 HERE = Path(__file__).parent
@@ -214,6 +219,23 @@ def test_what_a_web_server_lacks_is_told_and_so_is_a_server_that_is_not_there(we
         opened(f"{web}/nope.csv")
     with pytest.raises(RunError, match=r"http://127.0.0.1:9/a.csv: cannot be downloaded: .*[Rr]efused"):
         opened("http://127.0.0.1:9/a.csv")
+
+
+def test_a_picture_that_a_web_server_lacks_is_one_bad_sample_and_none_of_a_cache(tmp_path, web):
+    picture(tmp_path / "web/0.png", 7)
+    rows = [{"image": f"{web}/{name}.png", "label": name} for name in (0, 1)]
+    path = json_lines(tmp_path / "a.jsonl", rows)
+    sources = opened(path)
+    decoder = PictureDecoder(Data(path=str(path)), sources.labels, 0, training=False)
+    plan = partial(evaluation_plan, sources.train, 2, 0, 1)
+    [batch] = load(sources.train, decoder, plan, workers=0, prefetch=1, pin_memory=False)
+    assert batch.keys == [0], batch.bad
+    assert batch.fields["image"].eq(7).all()
+    assert [(bad.where, bad.reason) for bad in batch.bad] == [("a.jsonl row 1", f"{web}/1.png cannot be fetched")]
+    with pytest.raises(RunError, match=r"a.jsonl row 1: http://.*/1.png cannot be fetched. Mend .* data.streaming=true"):
+        opened(path, streaming=False)
+    picture(tmp_path / "web/1.png", 8)
+    assert [row["image"]["bytes"] for _, row in rows_of(opened(path, streaming=False).train)] == [png(7), png(8)]
 
 
 def test_a_download_that_breaks_off_is_not_taken_for_the_file(tmp_path):

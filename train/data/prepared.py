@@ -15,6 +15,7 @@ import pyarrow as pa
 from train.data.download import CACHE_REFUSED
 from train.data.labels import listed
 from train.data.locate import chain
+from train.data.records import unfetched
 from train.errors import LockstepError, RunError
 
 if TYPE_CHECKING:
@@ -109,6 +110,11 @@ def prepare_pictures(stream: StreamSource, say: Callable[[str], None]) -> Any:
     def tables(shard: int) -> Iterator[pa.Table]:
         row = stream.key(shard, 0)
         for table in stream.tables(shard):
+            for place, address in unfetched(table):  # the cache would lack it for good
+                raise RunError(
+                    f"{stream.where(row + place)}: {address} cannot be fetched. Mend or remove the sample, or leave such "
+                    "ones out with data.streaming=true data.on_error=skip"
+                )
             keys = pa.array(range(row, row + table.num_rows), pa.int64())
             row += table.num_rows
             yield table.append_column("key", keys)

@@ -1,17 +1,21 @@
 """The one form of a record: `image` as struct<bytes, path> and `label` as text, whatever a file stores.
 
-A label is the name of its class where the column has names. A picture is its bytes, or the path of a local file where the
-bytes are null.
+A label is the name of its class where the column has names. A picture is its bytes, or where those are null the path of a local
+file, or the address from which it could not be fetched.
 """
 
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from train.data.download import TIMEOUT
 from train.data.readers import is_remote, open_file
 
 # large: a block of many big pictures passes the 2 GiB that 32-bit offsets reach.
@@ -76,6 +80,20 @@ def _resolved(data: pa.Array, path: pa.Array, folder: str) -> tuple[pa.Array, pa
     return data, pa.array(paths, pa.string())
 
 
-def _fetch(file: str) -> bytes:
-    with open_file(file) as opened:
-        return opened.read()
+def _fetch(file: str) -> bytes | None:
+    """None where it is not to be had: one sample's trouble, which is told when that is decoded."""
+    try:
+        # fsspec would want aiohttp for the web, a dozen packages.
+        with urlopen(file, timeout=TIMEOUT) if urlsplit(file).scheme in ("http", "https") else open_file(file) as opened:
+            content: bytes = opened.read()
+            return content
+    except Exception:  # of several libraries
+        return None
+
+
+def unfetched(table: pa.Table) -> Iterator[tuple[int, str]]:
+    """Place and address of each picture that could not be fetched."""
+    image = _whole(table["image"])
+    missing = pc.and_(pc.is_null(image.field("bytes")), pc.match_substring(image.field("path"), "://"))
+    for place in pc.indices_nonzero(missing.fill_null(False)).to_pylist():
+        yield place, image.field("path")[place].as_py()

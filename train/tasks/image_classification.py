@@ -14,6 +14,7 @@ from train.config import Config, Data
 from train.data.labels import Labels
 from train.data.loader import Batch
 from train.data.pictures import open_pictures
+from train.data.readers import is_remote
 from train.data.source import Sources
 from train.data.transforms import Augment
 from train.errors import UsageError
@@ -36,6 +37,8 @@ class PictureDecoder:
         if data is None:
             if picture.get("path") is None:
                 raise ValueError("has no picture")
+            if is_remote(picture["path"]):
+                raise ValueError(f"{picture['path']} cannot be fetched")
             data = Path(picture["path"]).read_bytes()
         return {"image": self.augment(data, epoch, key), "label": torch.tensor(label)}
 
