@@ -20,8 +20,8 @@ _PEER_GONE = re.compile(
 _NO_WAY = re.compile("connectFullMesh|Unable to find (address|interface)")  # gloo's
 _WORKER_GONE = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:is killed by signal: (\w[\w ]*)|exited)")
 _WORKER_MENDS = (
-    "Mostly that is too little memory, which the kernel's log tells (dmesg), or too little shared memory (df /dev/shm). Lower "
-    "data.workers or data.prefetch, or give the container more (--memory, --shm-size or --ipc=host)."
+    "Mostly that is too little memory, which the kernel's log tells (dmesg). Lower data.workers or data.prefetch, or give the "
+    "container more (--memory)."
 )
 _PEER_SECONDS = 2.0  # in which the process that failed first can say why
 

@@ -64,7 +64,8 @@ def accelerator_options(speed: Switches) -> dict[str, Any]:
 def set_kernels(speed: Switches) -> None:
     """Choose this process's kernels of matrix products and of attention."""
     if speed.precision != "auto":
-        for backend in (torch.backends.cuda.matmul, torch.backends.cudnn.conv):  # type: ignore[attr-defined]
+        cudnn: Any = torch.backends.cudnn
+        for backend in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn):
             backend.fp32_precision = "tf32" if speed.precision == "tf32" else "ieee"
     if speed.attention != "auto":
         cuda = torch.backends.cuda

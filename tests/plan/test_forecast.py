@@ -50,7 +50,8 @@ def test_each_mode_keeps_its_share_of_weights_sums_and_state() -> None:
         assert fsdp["needs"][kind] == pytest.approx(one["needs"][kind] / 2, abs=1)
         assert ddp["needs"][kind] == one["needs"][kind]
     assert all(mode["peak"] == sum(mode["needs"].values()) and mode["fits"] for mode in (one, ddp, fsdp, copies))
-    assert found["advice"] == ["take: ddp:2: accelerate launch --multi_gpu --num_processes 2 train/main.py"]
+    command = "accelerate launch --multi_gpu --num_processes 2 train/main.py batch.lanes=8 ema.decay=0.9"
+    assert found["advice"] == [f"take: ddp:2: {command}"]
 
 
 def test_the_lanes_that_make_a_run_fit_are_named(tmp_path: Path) -> None:
@@ -60,6 +61,7 @@ def test_the_lanes_that_make_a_run_fit_are_named(tmp_path: Path) -> None:
     [one] = short["modes"]
     assert not one["fits"] and one["fewest_lanes"] > 2
     assert short["advice"][0].startswith(f"take: single with batch.lanes={one['fewest_lanes']}, that is ")
+    assert short["advice"][0].endswith(f"train/main.py batch.size=4096 batch.lanes={one['fewest_lanes']}")
     for lanes, fits in ((one["fewest_lanes"], True), (one["fewest_lanes"] // 2, False)):
         [other] = facts("batch.size=4096", f"batch.lanes={lanes}", "--memory", str(tight))["modes"]
         assert other["fits"] is fits
@@ -89,7 +91,20 @@ def test_the_table_has_a_column_a_mode_and_says_why_one_cannot_be() -> None:
     assert rows["lanes a step"][:3] == ["6", "x", "10"]
     assert rows["fits"] == ["yes", "cannot", "be", "cannot", "be", "yes"]
     assert "ddp:4: batch.lanes: 6 lanes cannot be shared by 4 processes" in result.stdout
-    assert "take: single: accelerate launch train/main.py" in result.stdout
+    assert "take: single: accelerate launch train/main.py batch.size=60 batch.lanes=6\n" in result.stdout
+
+
+def test_what_is_to_be_taken_is_a_command_of_the_same_run() -> None:
+    [taken] = facts("--memory", "1", "--precision", "bf16", "optimizer={name: SGD, lr: 0.1}")["advice"]
+    assert taken == "take: single: accelerate launch --mixed_precision bf16 train/main.py 'optimizer={name: SGD, lr: 0.1}'"
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_lanes_of_a_few_samples_are_planned_too(lanes: int) -> None:
+    """Their feature maps end in one pixel, so that one sample has no statistics."""
+    words = ("--memory", "8", "model.name=torchvision/resnet18", f"batch={{size: 4, lanes: {lanes}}}")
+    [one] = facts(*words, "data.image={mode: RGB, mean: [0.5], std: [0.5]}")["modes"]
+    assert one["fits"] and one["micro_batch"] == 4 // lanes
 
 
 def test_seeds_are_planned_as_one_run_and_that_is_said() -> None:

@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from train import determinism, switches
 from train.bench.setups import parallel_of
 from train.config import Config, Every
-from train.errors import RunError
+from train.errors import LockstepError, RunError
 from train.job import Job, prepare
 from train.journal import Journal, peak_memory
 from train.parallel.mode import choose
@@ -153,8 +153,10 @@ def _serve(config: Config, connection: Connection) -> None:
         while True:
             name, values, named = connection.recv()
             connection.send(getattr(loop, name)(*values, **named))
-    except Exception as error:
+    except LockstepError as error:
         connection.send(error)
+    except Exception as error:  # not all of them can be sent
+        connection.send(RunError(f"{type(error).__name__}: {error}"))
     os._exit(1)  # threads that read ahead are left where they are
 
 

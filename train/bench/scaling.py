@@ -18,7 +18,7 @@ from train.bench.setups import Files, Setup, default_modes, gpu_ids, read_modes
 from train.bench.turns import Turn, launch, total_steps
 from train.config import Config
 from train.data.plan import epoch_length
-from train.errors import RunError
+from train.errors import RunError, UsageError
 from train.run import read_settings
 
 
@@ -37,6 +37,8 @@ class Plan(NamedTuple):
 def measure(plan: Plan) -> None:
     """Check everything, take turns, and leave and show the results; those of whole rounds stay when it is stopped."""
     config, _ = read_settings(plan.settings)
+    if config.seeds:
+        raise UsageError("seeds: the modes are compared by one run each; leave seeds out")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() and config.parallel.device != "cpu" else 0
     names = plan.modes.split(",") if plan.modes else default_modes(config, gpus)
     setups, lanes = read_modes(names, config, gpus, plan.precision)

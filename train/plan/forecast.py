@@ -61,7 +61,7 @@ def answer(question: Question, *, as_json: bool) -> None:
 
     outlooks = [outlook(name, config, device, lines_of) for name in _names(config, device)]
     timing = None if question.quick or question.memory else _timed(job, build, outlooks[0])
-    results = report.Results(job, device, line.one, outlooks, timing, question.price)
+    results = report.Results(job, device, line.one, outlooks, timing, question.settings, question.precision, question.price)
     if as_json:
         print(json.dumps(results.facts(), indent=2))
     else:
@@ -110,7 +110,8 @@ def _line(job: Job, build: Build) -> Line:
 
 
 def _sizes(job: Job) -> tuple[int, int]:
-    return job.micro_batch, job.micro_batch // 2 or 2
+    """Never one sample beside several, of which some models cannot take the statistics of a batch."""
+    return job.micro_batch, job.micro_batch // 2 if job.micro_batch > 3 else 2 * job.micro_batch
 
 
 def _names(config: Config, device: Device) -> list[str]:

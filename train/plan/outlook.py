@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ _LAUNCH = {
     "fsdp": "accelerate launch --config_file configs/accelerate/fsdp2.yaml --num_processes {devices} train/main.py",
     "pipeline": "accelerate launch --multi_gpu --num_processes {devices} train/main.py",
     "single": "accelerate launch train/main.py",
-    "data_parallel": "accelerate launch --config_file configs/accelerate/data_parallel_2gpu.yaml train/main.py",
+    "data_parallel": "accelerate launch train/main.py parallel.mode=data_parallel",
 }
 _MOST_SAMPLES = 2**24
 
@@ -126,8 +127,8 @@ def _lanes(lanes: int, size: int) -> Iterator[int]:
         lanes *= 2
 
 
-def advice(outlooks: Sequence[Outlook], size: int) -> list[str]:
-    """Which mode to take, a line each, with the command."""
+def advice(outlooks: Sequence[Outlook], size: int, settings: Sequence[str], precision: str) -> list[str]:
+    """Which mode to take, a line each, with the command that trains what `settings` say at accelerate's `precision`."""
     if all(one.problem for one in outlooks):
         return ["take: nothing, before what is said above is mended"]
     possible = sorted((one for one in outlooks if one.fewest_lanes), key=lambda one: list(_LAUNCH).index(one.mode))
@@ -137,7 +138,11 @@ def advice(outlooks: Sequence[Outlook], size: int) -> list[str]:
             "take: none fits, not even with lanes of one sample: a smaller model, an optimizer with less state, or more devices"
         ]
     best = (fitting or possible)[0]
-    command = _LAUNCH[best.mode].format(devices=best.devices)
+    if not fitting:
+        settings = [*(word for word in settings if not word.startswith("batch.lanes=")), f"batch.lanes={best.fewest_lanes}"]
+    command = shlex.join([*_LAUNCH[best.mode].format(devices=best.devices).split(), *settings])
+    if precision != "no":
+        command = command.replace("launch", f"launch --mixed_precision {precision}", 1)
     if fitting:
         return [f"take: {best.name}: {command}"]
     return [

@@ -36,7 +36,12 @@ class Results:
     trace: Trace
     outlooks: Sequence[Outlook]
     timing: Timing | None
+    settings: Sequence[str]  # as they were given
+    precision: str
     price: float | None  # of a device for an hour
+
+    def advice(self) -> list[str]:
+        return advice(self.outlooks, self.job.config.batch.size, self.settings, self.precision)
 
     def speed(self, one: Outlook) -> dict[str, float | None]:
         """Of the whole run in a mode; None where it is not known."""
@@ -60,7 +65,7 @@ class Results:
         lines += [f"{one.name}: {line}" for one in self.outlooks if one.problem for line in one.problem.splitlines()]
         if self.timing:
             lines.append(_timed(self.timing))
-        return lines + advice(self.outlooks, job.config.batch.size)
+        return lines + self.advice()
 
     def facts(self) -> dict[str, Any]:
         """Everything, for scripts; memory in bytes."""
@@ -75,7 +80,7 @@ class Results:
             "steps": job.total_steps,
             "timing": asdict(self.timing) if self.timing else None,
             "modes": [asdict(one) | {"peak": one.peak, "fits": one.fits} | self.speed(one) for one in self.outlooks],
-            "advice": advice(self.outlooks, job.config.batch.size),
+            "advice": self.advice(),
         }
 
 
