@@ -98,13 +98,14 @@ def fresh(job: Job) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def bare(job: Job, loader: DataLoader[tuple[Tensor, Tensor]], log: StepLog) -> Callable[[int], None]:
+    device = job.accelerator.device
     model, optimizer = fresh(job)
     batches = endless(loader)
-    model.train()
+    model.to(device).train()
 
     def train(steps: int) -> None:
         for _ in range(steps):
-            image, label = next(batches)
+            image, label = (value.to(device, non_blocking=True) for value in next(batches))
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(image), label)
             loss.backward()
@@ -198,7 +199,10 @@ def one_lane(settings: Sequence[str], output: Path, steps: int) -> Config:
 
 def pictures(job: Job) -> DataLoader[tuple[Tensor, Tensor]]:
     size, workers = job.config.batch.size, job.workers
-    return DataLoader(Pictures(job), size, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=workers > 0)
+    pin = job.accelerator.device.type == "cuda"
+    return DataLoader(
+        Pictures(job), size, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=workers > 0, pin_memory=pin
+    )
 
 
 class Times(NamedTuple):
@@ -227,6 +231,8 @@ def measure(config: Config, rounds: int, steps: int, order: random.Random, times
                 determinism.apply(strict.model_copy(update={"threads": job.threads}), 1)
                 began, worked = time.perf_counter(), time.thread_time()
                 loops[name](steps)
+                if job.accelerator.device.type == "cuda":
+                    torch.cuda.synchronize()
                 if turn:
                     times.wall.setdefault(name, []).append((time.perf_counter() - began) / steps)
                     times.busy.setdefault(name, []).append((time.thread_time() - worked) / steps)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from train.plan.timing import largest_that_runs
 
 
 def plan(*words: str) -> Result:
+    AcceleratorState._reset_state(True)  # a process has one precision
     return CliRunner().invoke(cli.main, ["plan", *words])
 
 
