@@ -49,7 +49,7 @@ def verify(
     \b
     exit code  verdict
     0          IDENTICAL         bit for bit
-    3          WITHIN TOLERANCE  other devices, libraries or threads: the losses are within 5 %
+    3          WITHIN TOLERANCE  other devices, libraries or threads: losses within 5 %, or 2 % of the largest
     4          DIFFERENT         told with the first step, and with what else differs
     5          CANNOT TELL       code, data or numbers are missing
     1, 2       this command itself has failed, or was given something else than a receipt
