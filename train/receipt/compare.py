@@ -89,7 +89,8 @@ def compare(then: Receipt, now: Receipt, *, after: int = 0) -> Comparison:
         return Comparison(Verdict.CANNOT_TELL, steps, hashed, None, named, reason)
     if first is None:
         return Comparison(Verdict.IDENTICAL, steps, hashed, None, named)
-    close = _close([(traces[0][step]["loss"], traces[1][step]["loss"]) for step in steps])
+    largest = max((abs(entry["loss"]) for entry in traces[0].values() if isinstance(entry["loss"], float)), default=0.0)
+    close = all(_close(traces[0][step]["loss"], traces[1][step]["loss"], largest) for step in steps)
     same_samples = not any(parting.what == "samples" for parting in partings)
     excused = excuses(then, now)
     if steps and close and same_samples and excused:
@@ -98,11 +99,10 @@ def compare(then: Receipt, now: Receipt, *, after: int = 0) -> Comparison:
     return Comparison(Verdict.DIFFERENT, steps, hashed, first, named)
 
 
-def _close(losses: list[tuple[Any, Any]]) -> bool:
-    if not all(isinstance(loss, float) for pair in losses for loss in pair):
+def _close(then: Any, now: Any, largest: float) -> bool:
+    if not (isinstance(then, float) and isinstance(now, float)):
         return False
-    largest = max((abs(then) for then, _ in losses), default=0.0)
-    return all(abs(then - now) <= max(TOLERANCE * max(abs(then), abs(now)), OF_LARGEST * largest) for then, now in losses)
+    return abs(then - now) <= max(TOLERANCE * max(abs(then), abs(now)), OF_LARGEST * largest)
 
 
 def causes(then: Receipt, now: Receipt) -> list[str]:
