@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -100,9 +101,9 @@ def compare(then: Receipt, now: Receipt, *, after: int = 0) -> Comparison:
 
 
 def _close(then: Any, now: Any, largest: float) -> bool:
-    if not (isinstance(then, float) and isinstance(now, float)):
-        return False
-    return abs(then - now) <= max(TOLERANCE * max(abs(then), abs(now)), OF_LARGEST * largest)
+    """Of the numbers that are finite; others are words."""
+    finite = isinstance(then, float) and isinstance(now, float)
+    return finite and math.isclose(then, now, rel_tol=TOLERANCE, abs_tol=OF_LARGEST * largest)
 
 
 def causes(then: Receipt, now: Receipt) -> list[str]:
