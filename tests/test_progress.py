@@ -168,6 +168,6 @@ def test_an_update_that_draws_nothing_costs_less_than_20_microseconds(run: objec
 
 def test_an_end_in_the_middle_gives_the_terminal_its_cursor_back() -> None:
     """As after an error, when nothing closes the line."""
-    shown, _ = on_terminal("from train.main import _leave\nProgress(total_steps=9).update(1)\n_leave(0)\n")
+    shown, _ = on_terminal("from train.ending import leave\nProgress(total_steps=9).update(1)\nleave(0)\n")
     assert "\x1b[?25l" in shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")

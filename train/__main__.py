@@ -1,5 +1,5 @@
 """`python -m train VERB ...`, for a checkout in which nothing is installed."""
 
-from train.cli import main
+from train.cli import run
 
-main()
+run()

@@ -6,6 +6,8 @@ from importlib import import_module
 
 import click
 
+from train.ending import leave
+
 # Each verb, and the module and attribute of its click command. A command's module imports click and little else, so that
 # `--help` is quick; what does the work is imported when the verb is called.
 VERBS = {
@@ -35,3 +37,12 @@ def main() -> None:
 
     Exit codes: 0 done, 1 failed, 2 usage or configuration.
     """
+
+
+def run() -> None:
+    """The command as a process of its own."""
+    try:
+        main()
+    except SystemExit as ended:  # as click tells the exit code
+        assert isinstance(ended.code, int)
+        leave(ended.code)

@@ -11,8 +11,8 @@ sys.path[:] = [os.path.dirname(_here), *(folder for folder in sys.path if os.pat
 import click  # noqa: E402
 
 from train import failure  # noqa: E402
+from train.ending import leave  # noqa: E402
 from train.errors import STOPPED_EXIT_CODE  # noqa: E402
-from train.progress import show_cursor  # noqa: E402
 
 
 def _steps(context: click.Context, option: click.Parameter, text: str | None) -> tuple[int, int] | None:
@@ -57,11 +57,11 @@ def main(settings: tuple[str, ...], dry_run: bool, stop_at: int | None, profile:
         status = run(*read_settings(settings), dry_run=dry_run, stop_at=stop_at, profile=profile)
         machines.leave()
     except Exception as error:
-        _leave(_told(error, debug=debug))
+        leave(_told(error, debug=debug))
     if status == "stopped":
         failure.tell_launcher("stopped after a save: the same command goes on from there")
-        _leave(STOPPED_EXIT_CODE)
-    _leave(0)
+        leave(STOPPED_EXIT_CODE)
+    leave(0)
 
 
 def _told(error: Exception, *, debug: bool) -> int:
@@ -72,14 +72,6 @@ def _told(error: Exception, *, debug: bool) -> int:
         return failure.tell(error, debug=debug)
     except RuntimeError as another:  # from torch's handler of SIGCHLD, which had seen one more worker die
         return failure.tell(another, debug=debug)
-
-
-def _leave(code: int) -> None:
-    """End at once: threads that read ahead and collectives that wait for a failed process must not keep this one."""
-    show_cursor()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":
