@@ -9,7 +9,7 @@ from train import config
 from train.errors import UsageError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-_LARGE = 32 * 2**20  # bytes, the most that it takes
+KEPT = 32 * 2**20  # bytes, below which what is freed is kept: the most that malloc takes
 _WORKSPACES = (":4096:8", ":16:8")  # the two that cuBLAS documents as deterministic
 
 
@@ -29,7 +29,7 @@ def _keep_freed_memory() -> None:
     """What a step frees stays for the next one, as to be given it anew takes the CPU a tenth of a step. The price is that the
     gaps between are not always filled: some MiB more at the peak. Large tensors go back, since theirs would be large too."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc has it
-        mallopt(_M_MMAP_THRESHOLD, _LARGE)
+        mallopt(_M_MMAP_THRESHOLD, KEPT)
         mallopt(_M_TRIM_THRESHOLD, -1)
 
 

@@ -18,6 +18,7 @@ from train.data.readers import is_remote
 from train.data.source import Sources
 from train.data.transforms import Augment
 from train.errors import UsageError
+from train.reuse import Reused
 
 _CACHED = 2**18  # numbers that stay in a CPU's cache from one operation to the next
 _AUXILIARY_WEIGHT = 0.3  # of GoogLeNet's and Inception's side heads, as in Szegedy et al. 2015
@@ -58,6 +59,7 @@ class ImageClassification:
         }
         self.identity: Mapping[str, Any] = {"classes": list(labels.names)}
         self.memory_format = torch.channels_last if config.speed.channels_last else torch.contiguous_format
+        self.reused = Reused()
         self.mean = torch.tensor(data.image.mean, device=device).view(1, -1, 1, 1)
         self.std = torch.tensor(data.image.std, device=device).view(1, -1, 1, 1)
 
@@ -98,7 +100,7 @@ class ImageClassification:
         """What the model is called with: normalised float32 (N, C, H, W), contiguous or channels last."""
         image = batch.fields["image"]
         if image.dtype == torch.uint8:  # in place: to get new memory from the system costs a CPU more than the arithmetic
-            values = torch.empty(image.shape, device=image.device, memory_format=self.memory_format)
+            values = self.reused.empty(image.shape, image.device, self.memory_format)
             some = max(1, _CACHED // image[0].numel()) if image.device.type == "cpu" else len(image)
             for value, picture in zip(values.split(some), image.split(some), strict=True):
                 value.copy_(picture).div_(255).sub_(self.mean).div_(self.std)
