@@ -4,7 +4,7 @@
 
 FOLDER holds MNIST as the Hub has it. Each contestant is the command that a person types, `accelerate launch` where its
 documentation says so, with the number of CPU threads that it takes by itself and the same number of data workers. Ours has a lane
-for each process, since peers compute a batch in one piece, and runs on two processes of a CPU too, as the README has it. Peers
+for each process, since peers compute a batch in one piece, and runs with two threads and on two processes of a CPU too. Peers
 (benchmarks/peers.py) open the data with `datasets`, whose cache is filled before, and decode with Pillow and torchvision; ours
 streams the files and has the final checkpoint, the receipt and the evaluation of the shipped recipe. They take turns in
 shuffled order; the table has the medians, and the medians of the ratios in each round. The peers are in the group `peers` of
@@ -92,6 +92,7 @@ def their_outcome(said: str, told: str) -> tuple[float, int]:
 
 CONTESTANTS = {
     "Lockstep": Contestant(partial(ours, [], 1, []), our_outcome),
+    "Lockstep, two threads": Contestant(partial(ours, [], 1, ["run.threads=2"]), our_outcome),
     TWO: Contestant(partial(ours, TWO_PROCESSES, 2, []), our_outcome),
     "Lockstep, fast": Contestant(partial(ours, [], 1, ["run.determinism=fast"]), our_outcome),
     "bare PyTorch loop": Contestant(partial(theirs, PYTHON, "bare"), their_outcome),
